@@ -1,0 +1,3 @@
+"""Universal domain adaptation of image classifiers."""
+
+__version__ = "0.1.0"
