@@ -1,0 +1,194 @@
+"""From options to the two domains of a run: a labelled source, and a target that has no labels."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from unida.config import DataOptions
+from unida.data.benchmarks import Benchmark, domain_files, load_benchmark
+from unida.data.cache import Pixels, open_pixels
+from unida.data.folders import ImageFile, Skipped, find_duplicates, labelled_by_folder, scan, scan_listed
+from unida.data.settings import LabelSets
+from unida.errors import UserError
+from unida.progress import progress
+
+log = logging.getLogger("unida")
+
+
+@dataclass(frozen=True)
+class Source:
+    pixels: Pixels
+    labels: np.ndarray  # (N,) int64, ids 0…C−1
+    classes: tuple[str, ...]  # name of each id
+    skipped: tuple[Skipped, ...] = ()
+
+
+@dataclass(frozen=True)
+class Target:
+    """Images only. What they show is known to `unida.evaluation.truth` alone."""
+
+    pixels: Pixels
+    skipped: tuple[Skipped, ...] = ()
+
+
+@dataclass(frozen=True)
+class BenchmarkPair:
+    """A benchmark's pair of domains under a setting, found from the options."""
+
+    benchmark: Benchmark
+    root: Path
+    source: str
+    target: str
+    label_sets: LabelSets
+
+
+def benchmark_pair(options: DataOptions) -> BenchmarkPair | None:
+    """The benchmark that the options name, or None if they name two folders; any other combination is an error."""
+    if options.benchmark is None:
+        for option, value in (("--root", options.root), ("--pair", options.pair)):
+            if value is not None:
+                raise UserError(f"{option} goes with --benchmark NAME: give that too, or leave {option} out")
+        for option, value in (("--source", options.source), ("--target", options.target)):
+            if value is None:
+                raise UserError(f"{option} DIR is missing: give two folders, or --benchmark NAME --root DIR --pair A:B")
+        return None
+    for option, given in (("--source", options.source), ("--target", options.target)):
+        if given is not None:
+            raise UserError(f"{option} and --benchmark exclude each other: give two folders, or a benchmark")
+    if options.root is None:
+        raise UserError(f"--root DIR is missing: the folder that holds {options.benchmark}")
+    if options.pair is None:
+        raise UserError("--pair SOURCE:TARGET is missing, for instance --pair amazon:dslr")
+    benchmark = load_benchmark(options.benchmark)
+    source, target = benchmark.parse_pair(options.pair)
+    return BenchmarkPair(benchmark, options.root, source, target, benchmark.label_sets(options.setting))
+
+
+def open_domains(options: DataOptions, visible: bool = True) -> tuple[Source, Target]:
+    """Scan, check, decode (or find decoded) both domains."""
+    pair = benchmark_pair(options)
+    if pair is not None:
+        return _benchmark_source(pair, options, visible), _benchmark_target(pair, options, visible)
+    assert options.source is not None and options.target is not None  # benchmark_pair made sure
+    _refuse_same_folder(options.source, options.target)
+    source_files, source_skipped = _scan(options.source, options, visible)
+    target_files, target_skipped = _scan(options.target, options, visible)
+    if not source_files:
+        raise UserError(f"--source {options.source} holds no image: it needs one sub-folder of images per class")
+    if not target_files:
+        raise UserError(f"--target {options.target} holds no image: point it at a folder of jpg, png, webp, bmp or tiff")
+    labelled_by_folder(source_files)  # complain about stray images before hours of decoding
+    source_files, target_files = _without_duplicates(source_files, target_files, options)
+    source_pixels = _open(source_files, "source", options, visible)
+    target_pixels = _open(target_files, "target", options, visible)
+    if len(target_pixels) == 0:
+        raise UserError(f"--target {options.target}: none of its {len(target_files)} images can be read")
+    classes, labels = labelled_by_folder(source_pixels.files)
+    _refuse_thin_classes(classes, labels, source_files, options)
+    return (
+        Source(source_pixels, labels, tuple(classes), (*source_skipped, *source_pixels.skipped)),
+        Target(target_pixels, (*target_skipped, *target_pixels.skipped)),
+    )
+
+
+def open_benchmark_domain(
+    pair: BenchmarkPair, domain: str, part: str, classes: Sequence[str], options: DataOptions, visible: bool
+) -> tuple[Pixels, list[str], tuple[Skipped, ...]]:
+    """A domain's images of the named classes, and each one's class name.
+
+    The whole domain is decoded into one pack, so that other settings and pairs find it there.
+    """
+    listed = domain_files(pair.benchmark, pair.root, domain, part)
+    files, skipped = scan_listed([path for path, _ in listed], pair.root, cache_dir=options.cache)
+    pixels = _open(files, domain, options, visible)
+    class_of_path = {str(path): name for path, name in listed}
+    names = [class_of_path[str(file.path)] for file in pixels.files]
+    keep = np.flatnonzero(np.isin(names, list(classes)))
+    if len(keep) == 0:
+        raise UserError(f"{pair.root}: domain {domain!r} has no readable image of the setting's classes")
+    return pixels.subset(keep), [names[i] for i in keep], (*skipped, *pixels.skipped)
+
+
+def _benchmark_source(pair: BenchmarkPair, options: DataOptions, visible: bool) -> Source:
+    classes = pair.label_sets.source_classes
+    pixels, names, skipped = open_benchmark_domain(pair, pair.source, "adapt", classes, options, visible)
+    ids = {name: i for i, name in enumerate(classes)}
+    labels = np.array([ids[name] for name in names], dtype=np.int64)
+    missing = sorted(set(classes) - set(names))
+    if missing:
+        raise UserError(f"{pair.root}: domain {pair.source!r} has no image of {missing[0]!r}; see: unida data verify")
+    return Source(pixels, labels, tuple(classes), skipped)
+
+
+def _benchmark_target(pair: BenchmarkPair, options: DataOptions, visible: bool) -> Target:
+    classes = pair.label_sets.target_classes
+    pixels, _, skipped = open_benchmark_domain(pair, pair.target, "adapt", classes, options, visible)
+    return Target(pixels, skipped)
+
+
+def _scan(root: Path, options: DataOptions, visible: bool) -> tuple[list[ImageFile], list[Skipped]]:
+    return scan(root, cache_dir=options.cache)
+
+
+def _open(files: Sequence[ImageFile], what: str, options: DataOptions, visible: bool) -> Pixels:
+    with progress(f"reading {what}", len(files), visible=visible) as report:
+        callback: Callable[[int, int], None] = lambda done, total: report(done, "")  # noqa: E731
+        return open_pixels(
+            files,
+            resize=options.resize,
+            size=options.image_size,
+            cache_dir=options.cache,
+            strict=options.strict,
+            progress=callback,
+        )
+
+
+def _refuse_same_folder(source: Path, target: Path) -> None:
+    if not source.is_dir() or not target.is_dir():
+        return  # scan says which is missing
+    first, second = source.resolve(), target.resolve()
+    if first == second:
+        raise UserError(f"--source and --target are the same folder, {source}: give two")
+    if first in second.parents or second in first.parents:
+        raise UserError(f"--source {source} and --target {target} lie one inside the other: move them apart")
+
+
+def _without_duplicates(
+    source: list[ImageFile], target: list[ImageFile], options: DataOptions
+) -> tuple[list[ImageFile], list[ImageFile]]:
+    """Apply --duplicates. A copy keeps its first place: the source's before the target's."""
+    groups = find_duplicates([*source, *target])
+    if not groups or options.duplicates == "keep":
+        return source, target
+    if options.duplicates == "error":
+        first, second = groups[0][0], groups[0][1]
+        more = f" (and {len(groups) - 1} more such pictures)" if len(groups) > 1 else ""
+        raise UserError(
+            f"{first.path} and {second.path} are the same picture{more}: "
+            "delete the copies, or pass --duplicates drop or --duplicates keep"
+        )
+    copies = {file.path for group in groups for file in group[1:]}
+    log.info("dropped %d copies of other files", len(copies))
+    return [f for f in source if f.path not in copies], [f for f in target if f.path not in copies]
+
+
+def _refuse_thin_classes(
+    classes: Sequence[str], labels: np.ndarray, scanned: Sequence[ImageFile], options: DataOptions
+) -> None:
+    lost = set(labelled_by_folder(scanned)[0]) - set(classes)
+    if lost:
+        raise UserError(f"--source {options.source}: no image of class {sorted(lost)[0]!r} can be read: mend or remove it")
+    if len(classes) < 2:
+        raise UserError(f"--source {options.source} has one class, {classes[0]!r}: it needs two or more")
+    counts = np.bincount(labels, minlength=len(classes))
+    thin = int(counts.argmin())
+    if counts[thin] < options.min_images_per_class:
+        raise UserError(
+            f"--source {options.source}: class {classes[thin]!r} has {counts[thin]} readable image(s): add some, remove "
+            f"the folder, or pass --min-images-per-class {counts[thin]}"
+        )
+
+

@@ -1,0 +1,81 @@
+"""Which images a step sees, as a pure function of (seed, step).
+
+Nothing here has state. Step t's batch can be drawn without drawing the batches before it, so a resumed run needs no
+sampler state, and every process can draw the same global batch and keep its own slice of it.
+"""
+
+import hashlib
+
+import numpy as np
+
+
+def generator(seed: int, purpose: str, *position: int) -> np.random.Generator:
+    """A random generator that depends only on the run's seed, what it is for, and where in the run it is used.
+
+    Each purpose has its own stream: an additional draw somewhere never shifts the draws elsewhere.
+    """
+    key = hashlib.blake2b(f"{purpose}:{position}".encode(), digest_size=8).digest()
+    return np.random.Generator(np.random.PCG64([seed, int.from_bytes(key, "little")]))
+
+
+def torch_seed(seed: int, purpose: str, *position: int) -> int:
+    """A seed for torch's own generators (head initialisation, dropout), from the same key as `generator`."""
+    return int(generator(seed, purpose, *position).integers(2**63))
+
+
+class BalancedSampler:
+    """Class-balanced draws with replacement: each class equally likely, then each of its images equally likely.
+
+    OVANet draws with weights 1/class frequency and replacement (WeightedRandomSampler), which is the same law.
+
+    Args:
+        labels: (N,) class ids 0…C−1; every class has at least one image.
+    """
+
+    def __init__(self, labels: np.ndarray, batch_size: int, seed: int) -> None:
+        self.batch_size, self.seed = batch_size, seed
+        self.order = np.argsort(labels, kind="stable")
+        self.counts = np.bincount(labels)
+        self.starts = np.cumsum(self.counts) - self.counts
+        if self.counts.min() == 0:
+            raise ValueError(f"class id {int(self.counts.argmin())} has no image")
+
+    def batch(self, step: int) -> np.ndarray:
+        """(batch_size,) image indices of this step."""
+        draw = generator(self.seed, "source batch", step)
+        classes = draw.integers(len(self.counts), size=self.batch_size)
+        within = draw.integers(self.counts[classes])
+        return self.order[self.starts[classes] + within]
+
+
+class ShuffledSampler:
+    """An endless stream of shuffles of all images, cut into batches.
+
+    The references drop the incomplete batch at the end of each epoch; here the next epoch's shuffle follows on, so
+    that a set smaller than a batch works too and every image is seen equally often.
+    """
+
+    def __init__(self, count: int, batch_size: int, seed: int) -> None:
+        self.count, self.batch_size, self.seed = count, batch_size, seed
+        self._epoch = -1
+        self._shuffle = np.empty(0, dtype=np.int64)
+
+    def _shuffled(self, epoch: int) -> np.ndarray:
+        if epoch != self._epoch:  # remembered only to save time: it can always be drawn again
+            self._shuffle = generator(self.seed, "target epoch", epoch).permutation(self.count)
+            self._epoch = epoch
+        return self._shuffle
+
+    def batch(self, step: int) -> np.ndarray:
+        """(batch_size,) image indices of this step."""
+        position = np.arange(step * self.batch_size, (step + 1) * self.batch_size)
+        epochs, offsets = np.divmod(position, self.count)
+        return np.concatenate(
+            [self._shuffled(int(e))[offsets[epochs == e]] for e in np.unique(epochs)]
+        )
+
+
+def shard(batch: np.ndarray, rank: int, world_size: int) -> slice:
+    """This process's part of a global batch; the parts differ by at most one image and cover it exactly."""
+    edges = [len(batch) * r // world_size for r in range(world_size + 1)]
+    return slice(edges[rank], edges[rank + 1])

@@ -1,0 +1,52 @@
+"""What the target's images really show. Read by evaluation alone; nothing in training imports this module."""
+
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+import numpy as np
+
+from unida.config import DataOptions
+from unida.data.cache import Pixels
+from unida.data.domains import Target, benchmark_pair, open_benchmark_domain
+from unida.errors import UserError
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The images to evaluate on and their true classes.
+
+    Attributes:
+        labels: (N,) int64; 0…C−1 are the source's classes, each class that only the target has follows as C, C+1, …
+        names: name of each id.
+    """
+
+    pixels: Pixels
+    labels: np.ndarray
+    names: tuple[str, ...]
+
+
+def read_truth(options: DataOptions, target: Target, classes: tuple[str, ...], visible: bool = True) -> Truth | None:
+    """The truth of a benchmark's target, of a labelled target folder if `--target-labels` says so, or None."""
+    pair = benchmark_pair(options)
+    if pair is not None:
+        wanted = pair.label_sets.target_classes
+        pixels, names, _ = open_benchmark_domain(pair, pair.target, "evaluate", wanted, options, visible)
+    elif options.target_labels:
+        pixels = target.pixels
+        names = [_folder_of(file.relative, options) for file in pixels.files]
+    else:
+        return None
+    private = sorted(set(names) - set(classes))
+    all_names = (*classes, *private)
+    ids = {name: i for i, name in enumerate(all_names)}
+    return Truth(pixels, np.array([ids[name] for name in names], dtype=np.int64), all_names)
+
+
+def _folder_of(relative: str, options: DataOptions) -> str:
+    parts = PurePosixPath(relative).parts
+    if len(parts) < 2:
+        raise UserError(
+            f"--target-labels: {relative} lies in no class folder of {options.target}: move it into one, or leave "
+            "--target-labels out"
+        )
+    return parts[0]

@@ -1,0 +1,62 @@
+"""Progress of long work: a bar with time left on a terminal, plain lines elsewhere (log files, notebooks, CI)."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+SECONDS_BETWEEN_LINES = 10.0
+
+Report = Callable[[int, str], None]  # (how many are done, a note such as losses)
+
+
+@contextmanager
+def progress(title: str, total: int, done: int = 0, visible: bool = True) -> Iterator[Report]:
+    """Yields `report(done, note)`. `done` at the start counts as done before: it does not speed up the estimate."""
+    if not visible or total <= done:
+        yield lambda count, note="": None
+    elif sys.stderr.isatty():
+        yield from _bar(title, total, done)
+    else:
+        yield from _lines(title, total, done)
+
+
+def _bar(title: str, total: int, done: int) -> Iterator[Report]:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=total, completed=done, note="")
+        yield lambda count, note="": bar.update(task, completed=count, note=note)
+
+
+def _lines(title: str, total: int, done: int) -> Iterator[Report]:
+    start = last = time.monotonic()
+
+    def report(count: int, note: str = "") -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last < SECONDS_BETWEEN_LINES or count <= done:
+            return
+        last = now
+        left = (now - start) / (count - done) * (total - count)
+        print(f"{title}: {count}/{total}  {note}  {duration(left)} left".replace("    ", "  "), file=sys.stderr, flush=True)
+
+    yield report
+
+
+def duration(seconds: float) -> str:
+    """4 → "4 s", 75 → "1 min 15 s", 4000 → "1 h 6 min"."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

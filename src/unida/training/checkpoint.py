@@ -1,0 +1,72 @@
+"""What a killed run needs to go on: one safetensors file, written aside, synced and renamed. No pickle.
+
+One file, because a rename is atomic for a file but not for a folder: whoever reads it finds a whole checkpoint, the old
+one or the new one.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from unida.errors import UserError
+
+
+def write_atomically(tensors: dict[str, Tensor], metadata: dict[str, str], path: Path) -> None:
+    """Save tensors so that `path` holds, at any moment, either what it held or all of the new."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(path.name + ".tmp")
+    save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, aside, metadata)
+    descriptor = os.open(aside, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    os.replace(aside, path)
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            return dict(file.metadata() or {})
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path} cannot be read as a safetensors file: {error}") from error
+
+
+def save_checkpoint(
+    path: Path, method: nn.Module, optimiser: torch.optim.Optimizer, step: int, scaler: dict[str, Any] | None = None
+) -> None:
+    """The state after `step` steps: weights, buffers and optimiser.
+
+    Samplers and augmentation have no state (`unida.data.sampling`), so the step number stands for them.
+    """
+    state = optimiser.state_dict()["state"]
+    tensors = {f"method/{name}": tensor for name, tensor in method.state_dict().items()}
+    numbers: dict[str, dict[str, Any]] = {}
+    for index, entries in state.items():
+        for key, value in entries.items():
+            if isinstance(value, Tensor):
+                tensors[f"optimiser/{index}/{key}"] = value
+            else:
+                numbers.setdefault(str(index), {})[key] = value
+    metadata = {"step": str(step), "optimiser": json.dumps(numbers), "scaler": json.dumps(scaler or {})}
+    write_atomically(tensors, metadata, path)
+
+
+def load_checkpoint(path: Path, method: nn.Module, optimiser: torch.optim.Optimizer) -> tuple[int, dict[str, Any]]:
+    """Restore a state in place. Returns the number of steps it had taken, and the gradient scaler's state."""
+    metadata, tensors = read_metadata(path), load_file(path)
+    method.load_state_dict({k.removeprefix("method/"): v for k, v in tensors.items() if k.startswith("method/")})
+    entries: dict[int, dict[str, Any]] = {int(i): dict(v) for i, v in json.loads(metadata["optimiser"]).items()}
+    for name, tensor in tensors.items():
+        if name.startswith("optimiser/"):
+            _, index, key = name.split("/")
+            entries.setdefault(int(index), {})[key] = tensor
+    state = optimiser.state_dict()
+    optimiser.load_state_dict({**state, "state": entries})
+    return int(metadata["step"]), json.loads(metadata["scaler"])

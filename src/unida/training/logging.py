@@ -1,0 +1,77 @@
+"""What a run writes down: log.txt for people, metrics.jsonl and TensorBoard events for programs."""
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch.utils.tensorboard import SummaryWriter
+
+log = logging.getLogger("unida")
+
+
+class MetricsLog:
+    """Numbers by step, as JSON lines and as TensorBoard events.
+
+    After an interruption, lines of steps that the checkpoint does not know are dropped: they will be written again.
+    """
+
+    def __init__(self, folder: Path, resume_step: int = 0) -> None:
+        self.path = folder / "metrics.jsonl"
+        kept = [json.dumps(line) for line in read_lines(self.path) if line["step"] <= resume_step]
+        aside = self.path.with_name("metrics.jsonl.tmp")
+        aside.write_text("".join(line + "\n" for line in kept))
+        os.replace(aside, self.path)
+        self.file = self.path.open("a")
+        self.board = SummaryWriter(str(folder), purge_step=resume_step + 1 if resume_step else None)
+
+    def write(self, step: int, kind: str, numbers: Mapping[str, float | None]) -> None:
+        self.file.write(json.dumps({"step": step, "kind": kind, **numbers}) + "\n")
+        self.file.flush()
+        for name, number in numbers.items():
+            if number is not None:
+                self.board.add_scalar(f"{kind}/{name}", number, step)
+
+    def close(self) -> None:
+        self.file.close()
+        self.board.close()
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a metrics.jsonl; a last line that a kill cut short is left out."""
+    if not path.exists():
+        return []
+    lines = []
+    for text in path.read_text().splitlines():
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            break
+    return lines
+
+
+@contextmanager
+def logging_to(folder: Path | None) -> Iterator[None]:
+    """Messages go to the terminal and, given a folder, to its log.txt."""
+    log.setLevel(logging.INFO)
+    handlers: list[logging.Handler] = []
+    if not log.hasHandlers():
+        terminal = logging.StreamHandler(sys.stderr)
+        terminal.setFormatter(logging.Formatter("%(message)s"))
+        handlers.append(terminal)
+    if folder is not None:
+        file = logging.FileHandler(folder / "log.txt")
+        file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        handlers.append(file)
+    for handler in handlers:
+        log.addHandler(handler)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            log.removeHandler(handler)
+            handler.close()

@@ -1,0 +1,231 @@
+"""The training loop. It knows no method's name: it draws batches, sums losses, steps, logs and saves."""
+
+import logging
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+
+from unida.config import Config
+from unida.data.augment import Preprocess
+from unida.data.domains import Source, Target
+from unida.data.sampling import BalancedSampler, ShuffledSampler, generator, shard, torch_seed
+from unida.errors import UserError
+from unida.methods.base import Method, SourceBatch, TargetBatch
+from unida.progress import progress
+from unida.training.checkpoint import load_checkpoint, save_checkpoint
+from unida.training.logging import MetricsLog
+from unida.training.optim import build_optimiser, set_learning_rate
+
+log = logging.getLogger("unida")
+
+
+class Interrupted(Exception):
+    """The user pressed Ctrl-C (or a scheduler sent SIGTERM). The run is saved and can be resumed."""
+
+
+class TrainingDiverged(UserError):
+    """A loss is not a finite number any more."""
+
+
+class BatchStream:
+    """The batches of a run: step t's is a function of the seed and t, and each process gets its slice of it."""
+
+    def __init__(self, source: Source, target: Target, preprocess: Preprocess, config: Config, fabric: Fabric) -> None:
+        size, self.seed = config.training.batch_size, config.training.seed
+        self.source, self.target, self.preprocess = source, target, preprocess
+        self.rank, self.processes = fabric.global_rank, fabric.world_size
+        self.source_sampler = BalancedSampler(source.labels, size, self.seed)
+        self.target_sampler = ShuffledSampler(len(target.pixels), size, self.seed)
+
+    def batch(self, step: int) -> tuple[SourceBatch, TargetBatch]:
+        source_index, target_index = self.source_sampler.batch(step), self.target_sampler.batch(step)
+        part = shard(source_index, self.rank, self.processes)
+        source_draw = generator(self.seed, "source view", step)
+        target_draw = generator(self.seed, "target view", step)
+
+        def on_device(numbers: Tensor) -> Tensor:
+            return numbers.to(self.preprocess.device, non_blocking=True)
+
+        return (
+            SourceBatch(
+                images=self.preprocess.training_view(self.source.pixels, source_index, source_draw, part),
+                labels=on_device(torch.from_numpy(self.source.labels[source_index[part]])),
+                index=on_device(torch.from_numpy(source_index[part])),
+            ),
+            TargetBatch(
+                images=self.preprocess.training_view(self.target.pixels, target_index, target_draw, part),
+                index=on_device(torch.from_numpy(target_index[part])),
+            ),
+        )
+
+
+class Training:
+    """One run of a method, from the folder's checkpoint if there is one to the configured number of steps.
+
+    Args:
+        evaluate: called on the evaluation interval, on every process, with the number of steps taken.
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        method: Method,
+        stream: BatchStream,
+        config: Config,
+        folder: Path,
+        evaluate: Callable[[int], dict[str, float | None]] | None,
+    ) -> None:
+        self.fabric, self.method, self.stream, self.config, self.folder = fabric, method, stream, config, folder
+        self.evaluate = evaluate
+        steps, checkpoint_every = config.training.steps, config.output.checkpoint_every
+        assert steps is not None and checkpoint_every is not None  # resolved when the run was made
+        self.steps, self.checkpoint_every = steps, checkpoint_every
+        self.wrapped, self.optimiser = fabric.setup(method, build_optimiser(method, config.training))
+        self.scaler = getattr(fabric.strategy.precision, "scaler", None)
+        self.checkpoint = folder / "checkpoint" / "resume.safetensors"
+        self.done = self._restore()
+        self.metrics = MetricsLog(folder, self.done) if fabric.is_global_zero else None
+        self.seconds = 0.0  # spent in steps, without evaluation and checkpoints
+        self.steps_here = 0  # taken by this process since it started
+
+    def run(self) -> None:
+        self.method.train()
+        visible = self.fabric.is_global_zero
+        with _stop_requested() as stop, progress("training", self.steps, self.done, visible) as report:
+            while self.done < self.steps:
+                start = time.perf_counter()
+                losses = self._step(self.done)
+                self.done += 1
+                note = self._log(losses) if self._logging_now(self.done) else None
+                self.seconds += time.perf_counter() - start
+                self.steps_here += 1
+                if note is not None:
+                    report(self.done, note)
+                stopping = self._agreed(stop.is_set())
+                if self.done % self.checkpoint_every == 0 or self.done == self.steps or stopping:
+                    self._save()
+                if self._evaluating_now():
+                    self._evaluate()
+                if stopping and self.done < self.steps:
+                    raise Interrupted(f"stopped after step {self.done} of {self.steps}; the run is saved")
+        if self.metrics is not None:
+            self.metrics.close()
+
+    def images_per_second(self) -> float:
+        """Source and target images of all processes, per second of training steps."""
+        return 2 * self.config.training.batch_size * self.steps_here / self.seconds if self.seconds else 0.0
+
+    def _step(self, step: int) -> dict[str, Tensor]:
+        training = self.config.training
+        set_learning_rate(self.optimiser, step, self.steps)
+        torch.manual_seed(torch_seed(training.seed, "step", step, self.fabric.global_rank))  # dropout and the like
+        losses: dict[str, Tensor] = self.wrapped(*self.stream.batch(step), step)
+        self.fabric.backward(torch.stack(list(losses.values())).sum())
+        # Reading a loss waits for the device. On one CPU that costs nothing; elsewhere only the logged steps are read.
+        alone_on_cpu = self.fabric.device.type == "cpu" and self.fabric.world_size == 1
+        if alone_on_cpu or self._logging_now(step + 1):
+            self._refuse_non_finite(losses, step)
+        if training.clip_norm is not None:
+            self.fabric.clip_gradients(
+                self.wrapped, self.optimiser, max_norm=training.clip_norm, error_if_nonfinite=False
+            )
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        return {name: loss.detach() for name, loss in losses.items()}
+
+    def _logging_now(self, done: int) -> bool:
+        return done % self.config.output.log_every == 0 or done == self.steps
+
+    def _log(self, losses: dict[str, Tensor]) -> str:
+        """Write this step's losses (the mean over processes). Returns them as a note for the progress bar."""
+        mean = self.fabric.all_reduce(torch.stack(list(losses.values())), reduce_op="mean")
+        numbers = dict(zip(losses, mean.tolist(), strict=True))
+        if self.metrics is not None:
+            rates = {"lr_backbone": self.optimiser.param_groups[0]["lr"], "lr_new": self.optimiser.param_groups[1]["lr"]}
+            self.metrics.write(self.done, "train", {**numbers, "total": sum(numbers.values()), **rates})
+        return "  ".join(f"{name} {value:.3f}" for name, value in numbers.items()) + f"  {self.images_per_second():.0f} img/s"
+
+    def _evaluating_now(self) -> bool:
+        every = self.config.output.eval_every
+        return self.evaluate is not None and every > 0 and self.done % every == 0 and self.done < self.steps
+
+    def _evaluate(self) -> None:
+        assert self.evaluate is not None
+        numbers = self.evaluate(self.done)
+        if self.metrics is not None:
+            self.metrics.write(self.done, "evaluation", numbers)
+
+    def _refuse_non_finite(self, losses: dict[str, Tensor], step: int) -> None:
+        finite = torch.stack(list(losses.values())).isfinite()
+        if self._agreed(not bool(finite.all())):
+            name = next((n for n, ok in zip(losses, finite.tolist(), strict=True) if not ok), "of another process")
+            if all(bool(p.isfinite().all()) for p in self.method.parameters()):
+                self._save()  # the weights before this step are good
+            raise TrainingDiverged(
+                f"loss {name!r} is not finite at step {step + 1}; the last good weights are kept in {self.checkpoint}. "
+                f"Start anew with a lower --lr (now {self.config.training.lr}), --clip-norm 1 or --precision 32"
+            )
+
+    def _agreed(self, mine: bool) -> bool:
+        """True on every process if it is true on any. Several processes only ask when they log: it waits for all."""
+        if self.fabric.world_size == 1:
+            return mine
+        if not self._logging_now(self.done):
+            return False
+        flag = torch.tensor(float(mine), device=self.fabric.device)
+        total = self.fabric.all_reduce(flag, reduce_op="sum")
+        return bool(total > 0)
+
+    def _save(self) -> None:
+        if self.fabric.is_global_zero:
+            scaler = self.scaler.state_dict() if self.scaler is not None else None
+            save_checkpoint(self.checkpoint, self.method, self.optimiser, self.done, scaler)
+        self.fabric.barrier()
+
+    def _restore(self) -> int:
+        if not self.checkpoint.exists():
+            return 0
+        done, scaler_state = load_checkpoint(self.checkpoint, self.method, self.optimiser)
+        if self.scaler is not None and scaler_state:
+            self.scaler.load_state_dict(scaler_state)
+        log.info("resumed after step %d of %d", done, self.steps)
+        return done
+
+
+@contextmanager
+def _stop_requested() -> Iterator[threading.Event]:
+    """Turns Ctrl-C and SIGTERM into a flag, so that a step is never cut in half. A second Ctrl-C stops at once."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may catch signals
+        yield stop
+        return
+
+    def ask(number: int, frame: object) -> None:
+        if stop.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        log.info("stopping after this step; press Ctrl-C again to stop at once")
+        stop.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Peak memory of this process: on the GPU if there is one, else resident."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
