@@ -1,0 +1,78 @@
+"""Label sets: which classes the two domains share, and which only one of them has."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from unida.errors import UserError
+
+
+@dataclass(frozen=True)
+class LabelSets:
+    """Three disjoint tuples of class names.
+
+    Source class ids are positions in `source_classes`, 0…C−1. Every target-private class is the one id
+    `unknown` = C, in evaluation only.
+    """
+
+    shared: tuple[str, ...]
+    source_private: tuple[str, ...] = ()
+    target_private: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.source_classes:
+            raise UserError("the source has no class: give a source folder with one sub-folder per class")
+        seen: set[str] = set()
+        for name in (*self.shared, *self.source_private, *self.target_private):
+            if name in seen:
+                raise UserError(
+                    f"class '{name}' is listed twice: a class is shared, source-private or target-private"
+                )
+            seen.add(name)
+
+    @classmethod
+    def from_folders(cls, source_classes: Iterable[str], target_classes: Iterable[str]) -> "LabelSets":
+        """Find the sets from the class folders of both domains; names are compared as they are.
+
+        For evaluation only: the shared classes come first here, so the ids depend on what the target's
+        folders are called. Training numbers the source classes by the source alone.
+        """
+        source, target = tuple(source_classes), tuple(target_classes)
+        return cls(
+            shared=tuple(name for name in source if name in set(target)),
+            source_private=tuple(name for name in source if name not in set(target)),
+            target_private=tuple(name for name in target if name not in set(source)),
+        )
+
+    @property
+    def source_classes(self) -> tuple[str, ...]:
+        """Shared, then source-private: position = class id."""
+        return self.shared + self.source_private
+
+    @property
+    def target_classes(self) -> tuple[str, ...]:
+        """Shared, then target-private."""
+        return self.shared + self.target_private
+
+    @property
+    def unknown(self) -> int:
+        """The id of every target-private class: C, the number of source classes."""
+        return len(self.source_classes)
+
+    @property
+    def setting(self) -> str:
+        """The literature's name for these sets: closed `cda`, partial `pda`, open `osda`, both `unida`."""
+        if self.source_private and self.target_private:
+            return "unida"
+        if self.target_private:
+            return "osda"
+        return "pda" if self.source_private else "cda"
+
+    def target_id(self, class_name: str) -> int:
+        """The id a target image of this class has in evaluation: its source class id, or `unknown`."""
+        if class_name in self.shared:
+            return self.shared.index(class_name)
+        if class_name in self.target_private:
+            return self.unknown
+        raise UserError(
+            f"class '{class_name}' is not a target class: it is neither shared nor target-private"
+        )
