@@ -1,0 +1,352 @@
+"""Every image decoded and resized once, to uint8 on disk; later runs start from there.
+
+A *pack* is the folder ``<cache_dir>/pixels/<key>``: ``pixels.u8`` holds the images one after another,
+``meta.json`` their shapes, checksums and the files that gave no picture. The key is made of the files'
+digests and of how they were decoded, so a pack never goes stale, and moving or renaming images costs nothing.
+"""
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import secrets
+import shutil
+import zlib
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+import numpy as np
+import PIL
+import torch
+from filelock import FileLock, Timeout
+
+from unida.data.folders import ImageFile, Progress, Skipped, digest_of, in_threads
+from unida.data.images import BadImage, ResizeMode, decode_rgb, os_reason, resize
+from unida.errors import UserError
+
+logger = logging.getLogger("unida")
+
+DECODER_VERSION = 1  # raise it whenever decoding or resizing gives other pixels than before
+SPOT_CHECKS = 34  # images whose checksum is verified on opening: the first, the last and 32 between
+
+Offsets = TypeVar("Offsets", np.ndarray, torch.Tensor)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Pixels:
+    """Decoded images of N files, in memory or mapped from disk.
+
+    Files that gave no picture are not among ``files``, so labels must be looked up through ``files``.
+    """
+
+    files: list[ImageFile]
+    skipped: list[Skipped]
+    resize: ResizeMode
+    size: int
+    shapes: np.ndarray  # int64 (N, 2): heights, widths
+    _starts: np.ndarray  # int64 (N,): where each image begins in the buffer
+    _buffer: np.ndarray  # uint8 (all bytes of the pack,)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def image(self, i: int) -> np.ndarray:
+        """A view of one whole image: uint8 (H, W, 3)."""
+        height, width = self.shapes[i]
+        start = self._starts[i]
+        return self._buffer[start : start + height * width * 3].reshape(height, width, 3)
+
+    def windows(
+        self, index: np.ndarray | torch.Tensor, top: Offsets, left: Offsets
+    ) -> tuple[np.ndarray, Offsets, Offsets]:
+        """An S×S part of each image that contains the crop beginning at (top, left) and no larger than S×S.
+
+        Args:
+            index: (B,) which images.
+            top, left: (B,) the crop's corner in the whole image.
+
+        Returns:
+            uint8 (B, S, S, 3), and the crop's corner inside these windows: (B,) each, of the kind given.
+        """
+        index = _to_numpy(index)
+        size = self.size
+        if self.resize == "squash":
+            rows = self._starts[index] // (size * size * 3)
+            return self._buffer.reshape(-1, size, size, 3)[rows], top, left
+        corners = np.stack([_to_numpy(top), _to_numpy(left)], axis=1)
+        window_corners = corners.clip(0, self.shapes[index] - size)
+        windows = np.empty((len(index), size, size, 3), dtype=np.uint8)
+        for window, i, (y, x) in zip(windows, index, window_corners, strict=True):
+            window[:] = self.image(i)[y : y + size, x : x + size]
+        inside = corners - window_corners
+        return windows, _like(top, inside[:, 0]), _like(left, inside[:, 1])
+
+    def subset(self, index: np.ndarray | torch.Tensor | Sequence[int]) -> "Pixels":
+        """The images at ``index`` (integers or a mask), sharing the buffer; ``skipped`` stays as it is."""
+        rows = np.arange(len(self))[_to_numpy(index)]
+        files = [self.files[i] for i in rows]
+        return replace(self, files=files, shapes=self.shapes[rows], _starts=self._starts[rows])
+
+
+@dataclass(frozen=True)
+class _Meta:
+    """What ``meta.json`` says; ``bad`` maps positions in the list of all files to reasons."""
+
+    shapes: np.ndarray  # int64 (N, 2), of the good images
+    checksums: list[int]  # crc32 of each good image's bytes
+    bad: dict[int, str]
+
+    @property
+    def ends(self) -> np.ndarray:
+        """Where each image ends in the buffer: int64 (N,)."""
+        return np.cumsum(self.shapes.prod(axis=1) * 3)
+
+    @property
+    def total_bytes(self) -> int:
+        return int(self.shapes.prod(axis=1).sum() * 3)
+
+
+class _DamagedPackError(Exception):
+    """A pack that must be built again; the message is the reason."""
+
+
+def open_pixels(
+    files: Sequence[ImageFile],
+    *,
+    resize: ResizeMode,
+    size: int = 256,
+    cache_dir: Path,
+    strict: bool = False,
+    progress: Progress | None = None,
+    memory_limit: int | None = None,
+) -> Pixels:
+    """The pixels of all files: from the cache, or decoded now and kept there.
+
+    Args:
+        files: as from `unida.data.folders.scan`; their order is the order of the images.
+        resize: "squash" to size × size, or "short" side to ``size``.
+        size: pixels.
+        cache_dir: where packs are kept.
+        strict: a file that gives no picture is a UserError instead of being skipped.
+        progress: called with (done, total) while decoding, from the calling thread.
+        memory_limit: bytes up to which the pixels are held in memory instead of mapped from disk; by default
+            a quarter of the memory that is free now.
+    """
+    folder = Path(cache_dir) / "pixels" / _pack_key(files, resize, size)
+    try:
+        try:
+            meta = _read_pack(folder, len(files))
+        except (FileNotFoundError, _DamagedPackError):
+            meta = _build_under_lock(folder, files, resize, size, strict, progress)
+        if strict and meta.bad:
+            first, reason = min(meta.bad.items())
+            raise _strict_error(files[first], reason)
+        buffer = _load_buffer(folder / "pixels.u8", meta.total_bytes, memory_limit)
+    except OSError as error:
+        raise _cache_error(Path(cache_dir), error) from error
+    return Pixels(
+        files=[file for i, file in enumerate(files) if i not in meta.bad],
+        skipped=[Skipped(str(files[i].path), reason) for i, reason in sorted(meta.bad.items())],
+        resize=resize,
+        size=size,
+        shapes=meta.shapes,
+        _starts=meta.ends - meta.shapes.prod(axis=1) * 3,
+        _buffer=buffer,
+    )
+
+
+def _pack_key(files: Sequence[ImageFile], mode: ResizeMode, size: int) -> str:
+    pillow_major = PIL.__version__.split(".")[0]
+    parts = [f"decoder {DECODER_VERSION}, pillow {pillow_major}, {mode} {size}", *(f.digest for f in files)]
+    return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
+
+
+def _read_pack(folder: Path, count: int) -> _Meta:
+    """Read and verify a pack's meta; FileNotFoundError if there is no pack at all."""
+    if not folder.exists():
+        raise FileNotFoundError(errno.ENOENT, "no pack", str(folder))
+    try:
+        content = json.loads((folder / "meta.json").read_bytes())
+        meta = _Meta(
+            shapes=np.array(content["shapes"], dtype=np.int64).reshape(-1, 2),
+            checksums=[int(checksum) for checksum in content["crc32"]],
+            bad={int(i): str(reason) for i, reason in content["bad"]},
+        )
+        on_disk = (folder / "pixels.u8").stat().st_size
+    except (FileNotFoundError, ValueError, TypeError, KeyError) as error:
+        raise _DamagedPackError(f"meta.json or pixels.u8 is missing or unreadable: {error!r}") from error
+    if not len(meta.shapes) == len(meta.checksums) == count - len(meta.bad):
+        raise _DamagedPackError("meta.json does not fit the list of files")
+    if on_disk != meta.total_bytes:
+        raise _DamagedPackError(f"pixels.u8 has {on_disk} bytes instead of {meta.total_bytes}")
+    _spot_check(folder / "pixels.u8", meta)
+    return meta
+
+
+def _spot_check(path: Path, meta: _Meta) -> None:
+    ends = meta.ends
+    with open(path, "rb") as stream:
+        for i in np.unique(np.linspace(0, len(ends) - 1, min(SPOT_CHECKS, len(ends))).astype(np.int64)):
+            start = int(ends[i - 1]) if i > 0 else 0
+            stream.seek(start)
+            if zlib.crc32(stream.read(int(ends[i]) - start)) != meta.checksums[i]:
+                raise _DamagedPackError(f"image {i} of pixels.u8 does not match its checksum")
+
+
+def _build_under_lock(
+    folder: Path,
+    files: Sequence[ImageFile],
+    mode: ResizeMode,
+    size: int,
+    strict: bool,
+    progress: Progress | None,
+) -> _Meta:
+    """Build the pack, unless another process has done so by the time the lock is ours."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = _lock_of(folder)
+    try:
+        holding = lock.acquire(timeout=0)
+    except Timeout:
+        logger.info("another process is decoding the same images; waiting for it")
+        holding = lock.acquire(timeout=-1)
+    with holding:
+        try:
+            return _read_pack(folder, len(files))
+        except FileNotFoundError:
+            pass
+        except _DamagedPackError as damage:
+            logger.warning("cached pixels in %s are damaged (%s); decoding again", folder, damage)
+            shutil.rmtree(folder)
+        _remove_stale(folder)
+        aside = folder.with_name(f"{folder.name}.tmp-{secrets.token_hex(8)}")
+        try:
+            aside.mkdir()
+            meta = _write_pack(aside, files, mode, size, strict, progress)
+            os.rename(aside, folder)
+            _sync_folder(folder.parent)
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+        return meta
+
+
+def _lock_of(folder: Path) -> FileLock:
+    return FileLock(folder.with_name(f"{folder.name}.lock"))
+
+
+def _remove_stale(folder: Path) -> None:
+    """Remove what killed processes left half-written; a pack whose lock is held is being written now."""
+    for leftover in folder.parent.glob("*.tmp-*"):
+        key = leftover.name.partition(".")[0]
+        if key == folder.name:  # we hold this lock
+            shutil.rmtree(leftover, ignore_errors=True)
+            continue
+        try:
+            with _lock_of(leftover.with_name(key)).acquire(timeout=0):
+                shutil.rmtree(leftover, ignore_errors=True)
+        except Timeout:
+            continue
+
+
+def _write_pack(
+    folder: Path,
+    files: Sequence[ImageFile],
+    mode: ResizeMode,
+    size: int,
+    strict: bool,
+    progress: Progress | None,
+) -> _Meta:
+    shapes: list[tuple[int, int]] = []
+    checksums: list[int] = []
+    bad: dict[int, str] = {}
+    decode = partial(_decode, mode=mode, size=size)
+    with open(folder / "pixels.u8", "wb") as stream, closing(in_threads(decode, files)) as decoded:
+        for i, pixels in enumerate(decoded):
+            if isinstance(pixels, BadImage):
+                if strict:
+                    raise _strict_error(files[i], str(pixels))
+                bad[i] = str(pixels)
+            else:
+                stream.write(pixels.data)
+                checksums.append(zlib.crc32(pixels.data))
+                shapes.append(pixels.shape[:2])
+            if progress is not None:
+                progress(i + 1, len(files))
+        _sync_file(stream)
+    content = {"shapes": shapes, "crc32": checksums, "bad": list(bad.items())}
+    with open(folder / "meta.json", "wb") as stream:
+        stream.write(json.dumps(content).encode())
+        _sync_file(stream)
+    _sync_folder(folder)
+    return _Meta(np.array(shapes, dtype=np.int64).reshape(-1, 2), checksums, bad)
+
+
+def _decode(file: ImageFile, mode: ResizeMode, size: int) -> np.ndarray | BadImage:
+    """uint8 (H, W, 3), or why there is no picture."""
+    try:
+        with open(file.path, "rb") as stream:
+            if digest_of(stream) != file.digest:  # other pixels must not enter under the old key
+                raise UserError(f"{file.path}: changed while the folder was being read; run again")
+            return resize(decode_rgb(stream), mode, size)
+    except OSError as error:
+        raise UserError(f"{file.path}: can no longer be read ({os_reason(error)}); run again") from error
+    except BadImage as error:
+        return error
+
+
+def _load_buffer(path: Path, total_bytes: int, memory_limit: int | None) -> np.ndarray:
+    limit = _quarter_of_free_memory() if memory_limit is None else memory_limit
+    if total_bytes == 0 or total_bytes <= limit:
+        return np.fromfile(path, dtype=np.uint8)
+    return np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
+
+
+def _quarter_of_free_memory() -> int:
+    try:
+        pages = os.sysconf("SC_AVPHYS_PAGES")
+    except ValueError:  # macOS does not count free pages
+        pages = os.sysconf("SC_PHYS_PAGES") // 2
+    return pages * os.sysconf("SC_PAGE_SIZE") // 4
+
+
+def _sync_file(stream: BinaryIO) -> None:
+    stream.flush()
+    os.fsync(stream.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make names in the folder survive a power cut, as `_sync_file` does contents."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _strict_error(file: ImageFile, reason: str) -> UserError:
+    return UserError(f"{file.path}: {reason}; mend or remove the file, or run without strict to skip it")
+
+
+def _cache_error(cache_dir: Path, error: OSError) -> UserError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return UserError(
+            f"{cache_dir}: disk full while caching pixels; free space or choose another folder with --cache"
+        )
+    return UserError(
+        f"{cache_dir}: cannot be used as cache ({os_reason(error)}); choose another folder with --cache"
+    )
+
+
+def _to_numpy(values: np.ndarray | torch.Tensor | Sequence[int]) -> np.ndarray:
+    return values.cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
+
+
+def _like(given: Offsets, values: np.ndarray) -> Offsets:
+    return (
+        torch.from_numpy(values).to(given) if isinstance(given, torch.Tensor) else values.astype(given.dtype)
+    )

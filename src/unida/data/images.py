@@ -1,0 +1,184 @@
+"""Any picture file → 8-bit RGB as a person sees it, and the two ways of resizing it."""
+
+import os
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff"})
+
+ResizeMode = Literal["squash", "short"]
+
+# Pillow's own default for "possibly a decompression bomb". Pillow only warns from here to twice as much, and
+# its limit is a global anyone may lift; here everything above is bad, whatever the warnings filters say.
+MAX_PIXELS = 1024**3 // 4 // 3
+
+# What the suffixes above can hold, however a file is named (a GIF called .jpg is common). Not Pillow's whole
+# list: some of its formats hand the file to an external program.
+_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
+
+_TIFF_BITS_PER_SAMPLE, _TIFF_PHOTOMETRIC, _TIFF_SAMPLE_FORMAT = 258, 262, 339
+
+
+class BadImage(Exception):  # noqa: N818 (it says what the file is, not what went wrong in the program)
+    """A file that gives no picture; ``str(error)`` is a short reason without the file's name."""
+
+
+def has_image_suffix(path: Path) -> bool:
+    """Whether the name ends like a picture's, in upper or lower case."""
+    return path.suffix.lower() in IMAGE_SUFFIXES
+
+
+def os_reason(error: OSError) -> str:
+    """The operating system's reason in a few lower-case words: "permission denied"."""
+    return (error.strerror or str(error) or type(error).__name__).lower()
+
+
+def read_rgb(path: str | os.PathLike[str]) -> Image.Image:
+    """The first frame of a picture file, upright, in mode RGB, on white where it is transparent.
+
+    Raises:
+        BadImage: the file cannot be read or gives no picture. Nothing else is raised for a bad file.
+    """
+    try:
+        stream = open(path, "rb")  # noqa: SIM115 (closed below; only the opening may fail with an OS reason)
+    except OSError as error:
+        raise BadImage(os_reason(error)) from error
+    except ValueError as error:  # a null byte in the name
+        raise BadImage(_one_line(error)) from error
+    with stream:
+        return decode_rgb(stream)
+
+
+def decode_rgb(stream: BinaryIO) -> Image.Image:
+    """`read_rgb` for an open, seekable file."""
+    try:
+        if stream.seek(0, os.SEEK_END) == 0:
+            raise BadImage("empty file")
+        stream.seek(0)
+        with Image.open(stream, formats=_FORMATS) as image:
+            _check_pixel_count(image.width, image.height)
+            image.load()
+            return _to_rgb(_upright(image))
+    except BadImage:
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise BadImage(_too_many_pixels()) from error
+    except UnidentifiedImageError as error:
+        raise BadImage("not an image, or damaged from its first bytes") from error
+    except Exception as error:  # decoders raise nearly anything on damaged bytes; one file must not end a run
+        raise BadImage(f"truncated or damaged: {_one_line(error)}") from error
+
+
+def resize(image: Image.Image, mode: ResizeMode, size: int) -> np.ndarray:
+    """Resize as torchvision's ``Resize`` does a PIL image: bilinear, antialiased.
+
+    Args:
+        image: any RGB image.
+        mode: "squash" gives size × size; "short" gives the short side ``size`` and keeps the aspect ratio.
+        size: pixels.
+
+    Returns:
+        uint8 (H, W, 3).
+
+    Raises:
+        BadImage: so elongated that the resized picture would exceed `MAX_PIXELS`.
+    """
+    width, height = resized_shape(image.width, image.height, mode, size)
+    _check_pixel_count(width, height)
+    return np.array(image.resize((width, height), Image.Resampling.BILINEAR))
+
+
+def resized_shape(width: int, height: int, mode: ResizeMode, size: int) -> tuple[int, int]:
+    """(width, height) after `resize`; the long side is rounded down, as torchvision does."""
+    if mode == "squash":
+        return size, size
+    if width <= height:
+        return size, int(size * height / width)
+    return int(size * width / height), size
+
+
+def _check_pixel_count(width: int, height: int) -> None:
+    if width < 1 or height < 1:
+        raise BadImage("has no pixels")
+    if width * height > MAX_PIXELS:
+        raise BadImage(_too_many_pixels())
+
+
+def _too_many_pixels() -> str:
+    return f"too many pixels (more than {MAX_PIXELS:,})"
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """Turned as its EXIF orientation says; a damaged EXIF block does not spoil a sound picture."""
+    try:
+        ImageOps.exif_transpose(image, in_place=True)
+    except Exception:  # the EXIF parser, too, raises nearly anything
+        return image
+    return image
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I;16") or image.mode in ("I", "F"):
+        return Image.fromarray(_deep_grey_to_8bit(image)).convert("RGB")
+    if image.has_transparency_data:
+        white = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(white, _to_rgba(image)).convert("RGB")
+    # CMYK needs no care: Pillow reads every CMYK JPEG as Adobe writes them (inverted), as browsers do.
+    return image.convert("RGB")
+
+
+def _to_rgba(image: Image.Image) -> Image.Image:
+    key = image.info.get("transparency")
+    if image.mode == "RGB" and isinstance(key, tuple) and max(key) > 255:
+        # 16-bit RGB: Pillow keeps the high byte of the pixels, but all of the transparent colour.
+        image.info["transparency"] = tuple(value >> 8 for value in key)
+    return image.convert("RGBA")
+
+
+def _deep_grey_to_8bit(image: Image.Image) -> np.ndarray:
+    """Grey of more than 8 bits, or float → uint8 (H, W). Pillow's own conversion would clip at 255."""
+    tags = getattr(image, "tag_v2", {})  # TIFF only
+    values = np.asarray(image)
+    if image.mode == "I" and tags and tags.get(_TIFF_SAMPLE_FORMAT, (1,))[0] == 1:
+        values = values.view(np.uint32)  # unsigned 32-bit samples, which Pillow holds as signed
+    if image.mode.startswith("I;16"):
+        full_scale = (
+            2.0 ** tags.get(_TIFF_BITS_PER_SAMPLE, (16,))[0] - 1
+        )  # 12-bit files come in this mode too
+    elif image.format == "PNG":
+        full_scale = 65535.0  # older Pillow gives 16-bit PNG as mode "I"
+    else:
+        full_scale = None
+    grey = _scale_to_8bit(values, full_scale, is_float=image.mode == "F")
+    if tags.get(_TIFF_PHOTOMETRIC) == 0:  # "white is zero", which Pillow heeds for 8-bit files only
+        grey = 255 - grey
+    transparent = image.info.get("transparency")
+    if isinstance(transparent, int):
+        grey[values == transparent] = 255
+    return grey
+
+
+def _scale_to_8bit(values: np.ndarray, full_scale: float | None, is_float: bool) -> np.ndarray:
+    """Linear map of [0, full_scale] to 0…255.
+
+    32-bit and float files do not say what white is. It is taken to be the least of 1 (float only), 255 and
+    65535 that holds all values; a picture that fits none, or has negative values, is stretched from its least
+    value to its greatest.
+    """
+    if is_float:
+        values = np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
+    values = values.astype(np.float64)
+    low, high = 0.0, full_scale
+    if high is None:
+        low, largest = float(values.min()), float(values.max())
+        usual = [white for white in (1.0, 255.0, 65535.0) if largest <= white and (is_float or white > 1)]
+        low, high = (0.0, usual[0]) if low >= 0 and usual else (low, largest)
+    scaled = (values - low) * (255.0 / max(high - low, np.finfo(np.float64).tiny))
+    return np.rint(scaled.clip(0, 255)).astype(np.uint8)
