@@ -1,0 +1,256 @@
+"""timm models as an ordered chain of named stages, so that they can be cut at any of them.
+
+A *tap* is the end of a stage. Between stages travels whatever tensor the model itself passes on: a feature
+map or a row of tokens. Weights keep timm's own names behind the prefix ``model.``.
+"""
+
+import copy
+import difflib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from timm.models.convnext import ConvNeXt
+from timm.models.efficientnet import EfficientNet
+from timm.models.mobilenetv3 import MobileNetV3
+from timm.models.resnet import ResNet
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from unida.errors import UserError
+from unida.models.weights import NO_WEIGHTS, build_model
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A named link of the chain.
+
+    ``calls`` are the modules or methods of the model that run one after the other; ``owns`` are the names
+    of the modules and bare parameters that belong to the stage.
+    """
+
+    name: str
+    calls: tuple[str, ...]
+    owns: tuple[str, ...]
+
+
+class Backbone(nn.Module):
+    """A timm model without classifier, as a chain of stages.
+
+    Attributes: ``name`` (timm's), ``taps`` (stage names in order), ``num_features`` (size of the pooled
+    vector), ``mean`` and ``std`` (per channel, for inputs in 0…1), ``input_size`` (height, width).
+    """
+
+    def __init__(self, model: nn.Module, name: str, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+        super().__init__()
+        timm_model: Any = model
+        self.model = model
+        self.name = name
+        self.mean = mean
+        self.std = std
+        self.input_size: tuple[int, int] = tuple(timm_model.pretrained_cfg["input_size"][1:])
+        self.num_features: int = getattr(timm_model, "head_hidden_size", None) or timm_model.num_features
+        self._stages = stages_of(model)
+        self._channels: dict[str, int] = {}
+        self.taps = tuple(stage.name for stage in self._stages)
+
+    def run(self, x: Tensor, after: str | None = None, upto: str | None = None) -> Tensor:
+        """Run the chain from behind tap ``after`` through tap ``upto``.
+
+        None means from the images (B, 3, H, W), and through the last tap.
+        """
+        start = 0 if after is None else self._position(after) + 1
+        stop = len(self._stages) if upto is None else self._position(upto) + 1
+        if stop < start:
+            raise UserError(f"tap '{upto}' comes before tap '{after}' in backbone '{self.name}'")
+        for stage in self._stages[start:stop]:
+            for path in stage.calls:
+                x = _resolve(self.model, path)(x)
+        return x
+
+    def pool(self, state: Tensor) -> Tensor:
+        """The state at the last tap → feature vectors (B, num_features), by timm's own pooling."""
+        timm_model: Any = self.model
+        return timm_model.forward_head(state, pre_logits=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images (B, 3, H, W) → feature vectors (B, num_features)."""
+        return self.pool(self.run(x))
+
+    def channels(self, tap: str) -> int:
+        """N_d, the number of channels of the state at ``tap``."""
+        self._position(tap)
+        if not self._channels:
+            self._channels = self._measure_channels()
+        return self._channels[tap]
+
+    def spatial(self, state: Tensor, tap: str, image_size: tuple[int, int] | None = None) -> Tensor:
+        """The state at ``tap`` as a map (B, N_d, H, W), whatever the model's own layout.
+
+        Token models lose the form of their grid: it is taken as square unless ``image_size`` (height, width
+        of the images) tells otherwise.
+        """
+        self._position(tap)
+        if isinstance(state, Tensor) and state.ndim == 4:
+            return state.permute(0, 3, 1, 2) if self._channels_come_last(state) else state
+        if not isinstance(state, Tensor) or state.ndim != 3:  # some models pass lists of maps on
+            raise UserError(
+                f"backbone '{self.name}' has no spatial map at tap '{tap}': choose another backbone"
+            )
+        prefix = getattr(self.model, "num_prefix_tokens", int(hasattr(self.model, "cls_token")))
+        tokens = state[:, prefix:]  # without class and register tokens
+        height, width = self._token_grid(tokens.shape[1], image_size)
+        return tokens.transpose(1, 2).unflatten(2, (height, width))
+
+    def frozen_modules(self, upto: str) -> list[nn.Module]:
+        """The modules that run through tap ``upto``: what to put into eval mode when that part is frozen."""
+        modules = dict(self.model.named_modules())
+        owned = [name for stage in self._stages[: self._position(upto) + 1] for name in stage.owns]
+        return [modules[name] for name in owned if name in modules]
+
+    def parameters_upto(self, tap: str) -> Iterator[nn.Parameter]:
+        """The parameters used through ``tap``."""
+        return (parameter for inside, parameter in self._split_parameters(tap) if inside)
+
+    def parameters_after(self, tap: str) -> Iterator[nn.Parameter]:
+        """The parameters used behind ``tap``, the pooling's own among them."""
+        return (parameter for inside, parameter in self._split_parameters(tap) if not inside)
+
+    def _split_parameters(self, tap: str) -> Iterator[tuple[bool, nn.Parameter]]:
+        owned = tuple(name for stage in self._stages[: self._position(tap) + 1] for name in stage.owns)
+        prefixes = tuple(f"{name}." for name in owned)
+        for name, parameter in self.model.named_parameters():
+            yield name in owned or name.startswith(prefixes), parameter
+
+    def _position(self, tap: str) -> int:
+        if tap in self.taps:
+            return self.taps.index(tap)
+        near = difflib.get_close_matches(tap, self.taps, n=1)
+        hint = f"did you mean '{near[0]}'? " if near else ""
+        raise UserError(f"backbone '{self.name}' has no tap '{tap}': {hint}taps are {', '.join(self.taps)}")
+
+    def _measure_channels(self) -> dict[str, int]:
+        """Channels at every tap, from a run on shapes alone (no memory, no arithmetic)."""
+        if self._stages[0].calls == ("forward_features",):
+            timm_model: Any = self.model
+            return {self.taps[0]: timm_model.num_features}
+        shapes = {id(t): torch.empty_like(t, device="meta") for t in (*self.parameters(), *self.buffers())}
+        shadow = copy.deepcopy(self, shapes).eval()  # the memo puts a bare shape in place of every tensor
+        state = torch.empty(1, 3, *self.input_size, device="meta", dtype=next(self.parameters()).dtype)
+        channels: dict[str, int] = {}
+        with torch.no_grad():
+            for before, tap in zip((None, *self.taps), self.taps, strict=False):
+                state = shadow.run(state, after=before, upto=tap)
+                channels[tap] = shadow.spatial(state, tap, self.input_size).shape[1]
+        return channels
+
+    def _channels_come_last(self, state: Tensor) -> bool:
+        if getattr(self.model, "output_fmt", "NCHW") == "NHWC":
+            return True
+        features = getattr(self.model, "num_features", None)
+        is_fallback = self._stages[0].calls == ("forward_features",)
+        return is_fallback and state.shape[1] != features and state.shape[3] == features
+
+    def _token_grid(self, count: int, image_size: tuple[int, int] | None) -> tuple[int, int]:
+        """Height and width of a grid of ``count`` tokens, of the same proportions as the image."""
+        aspect = 1.0 if image_size is None else image_size[0] / image_size[1]
+        height = round(math.sqrt(count * aspect))
+        if height == 0 or count % height:
+            raise UserError(
+                f"the {count} tokens of backbone '{self.name}' form no grid of the image's proportions: "
+                f"use images whose sides are multiples of the patch size"
+            )
+        return height, count // height
+
+
+def create_backbone(name: str, weights: str | Path | None = None, pretrained: bool = True) -> Backbone:
+    """The timm model ``name`` with its weights, as a chain of stages.
+
+    ``weights``: a file, ``"none"`` for random weights, or None for the pretrained ones (see
+    ``unida.models.weights``). ``pretrained=False`` is ``weights="none"``, for callers that fill in the
+    weights themselves.
+    """
+    model, normalisation = build_model(name, weights if pretrained else NO_WEIGHTS)
+    return Backbone(model, name, normalisation.mean, normalisation.std)
+
+
+def set_batchnorm_eval(module: nn.Module) -> None:
+    """Freeze the statistics of every batch normalisation in ``module``; ``module.train()`` undoes it."""
+    for child in module.modules():
+        if isinstance(child, nn.modules.batchnorm._BatchNorm):
+            child.eval()
+
+
+def stages_of(model: Any) -> tuple[Stage, ...]:
+    """The chain of a timm model; a family that is not known by name is a chain of one."""
+    builders: dict[Any, Callable[[Any], tuple[Stage, ...]]] = {
+        ResNet: _resnet_stages,
+        EfficientNet: _efficientnet_stages,
+        MobileNetV3: _mobilenetv3_stages,
+        VisionTransformer: _vit_stages,
+        ConvNeXt: _convnext_stages,
+    }
+    for family, builder in builders.items():
+        # A subclass with a forward of its own need not run the stages in the family's order.
+        if isinstance(model, family) and type(model).forward_features is family.forward_features:
+            return builder(model)
+    return _single_stage(model)
+
+
+def _resnet_stages(model: Any) -> tuple[Stage, ...]:
+    layers = [_modules_in_a_row(f"layer{i}", f"layer{i}") for i in range(1, 5)]
+    return (_modules_in_a_row("stem", "conv1", "bn1", "act1", "maxpool"), *layers)
+
+
+def _mobilenetv3_stages(model: Any) -> tuple[Stage, ...]:
+    blocks = [_modules_in_a_row(f"blocks.{i}", f"blocks.{i}") for i in range(len(model.blocks))]
+    return (_modules_in_a_row("stem", "conv_stem", "bn1"), *blocks)
+
+
+def _efficientnet_stages(model: Any) -> tuple[Stage, ...]:
+    return (*_mobilenetv3_stages(model), _modules_in_a_row("head", "conv_head", "bn2"))
+
+
+def _vit_stages(model: Any) -> tuple[Stage, ...]:
+    embed = Stage(
+        "embed",
+        calls=("patch_embed", "_pos_embed", "patch_drop", "norm_pre"),
+        owns=(
+            "patch_embed",
+            "cls_token",
+            "reg_token",
+            "dist_token",
+            "pos_embed",
+            "pos_drop",
+            "patch_drop",
+            "norm_pre",
+        ),
+    )
+    blocks = [_modules_in_a_row(f"blocks.{i}", f"blocks.{i}") for i in range(len(model.blocks))]
+    return (embed, *blocks, _modules_in_a_row("norm", "norm"))
+
+
+def _convnext_stages(model: Any) -> tuple[Stage, ...]:
+    stages = [_modules_in_a_row(f"stages.{i}", f"stages.{i}") for i in range(len(model.stages))]
+    return (_modules_in_a_row("stem", "stem"), *stages, _modules_in_a_row("norm", "norm_pre"))
+
+
+def _single_stage(model: Any) -> tuple[Stage, ...]:
+    """Any other timm model: all of ``forward_features`` in one; what only the pooling uses stays outside."""
+    pooling = ("head", "fc_norm", "head_norm", "attn_pool", "pre_logits", "head_drop", "global_pool")
+    names = [name for name, _ in (*model.named_children(), *model.named_parameters(recurse=False))]
+    return (Stage("final", ("forward_features",), tuple(name for name in names if name not in pooling)),)
+
+
+def _modules_in_a_row(name: str, *modules: str) -> Stage:
+    return Stage(name, calls=modules, owns=modules)
+
+
+def _resolve(model: Any, path: str) -> Any:
+    """The module or method at a dotted path."""
+    for part in path.split("."):
+        model = getattr(model, part)
+    return model
