@@ -3,12 +3,12 @@
 "HOS" is not one number: published tables average over classes, over samples or over private classes. Every
 variant is computed from the same predictions, under its own name, so that like is compared with like.
 
-Ids, for a source domain of C classes: `truth` is 0…C−1 for the source classes and C or more for target-private
+Ids, for a source of C classes: `truth` is 0…C−1 for the source classes and C or more for target-private
 classes, each with an id of its own; all of these are "unknown". `prediction` is 0…C, where C says "unknown".
 `closed` is the class 0…C−1 that would have been named had refusing not been allowed. A higher `unknown_score`
 means more unknown. A *shared* class is a source class with at least one target image.
 
-Values are fractions in 0…1. A value that does not exist (the recall of unknowns where there are none) is None.
+Values are fractions in 0…1; one that does not exist (the recall of unknowns where there are none) is None.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
 METRIC_NOTES: dict[str, str] = {
-    "known": "recall averaged over shared classes; 'unknown' is wrong (OVANet, UniOT, GLC, LEAD, MLNet, TLlib)",
+    "known": "recall averaged over shared classes (OVANet, UniOT, GLC, LEAD, MLNet, TLlib)",
     "known_sample": "recall over all images of shared classes pooled (DCC, CMU, PPOT)",
     "unknown": "share of all target-private images predicted 'unknown' (all but ROS and STA)",
     "hos": "harmonic mean of known and unknown (OVANet as corrected, UniOT, GLC, LEAD, MLNet, TLlib)",
@@ -33,10 +33,10 @@ METRIC_NOTES: dict[str, str] = {
     "hos_classmean": "harmonic mean of known and unk_classmean (ROS)",
     "os": "mean over shared classes and unknown as one more class (OSBP, UAN, DANCE; 'Acc' of DCC and CMU)",
     "os_star": "OS*, the class mean without unknown, equal to known (OSBP, STA, ROS)",
-    "closed_accuracy": "accuracy over images of shared classes, refusing not allowed (partial and closed set)",
+    "closed_accuracy": "accuracy over images of shared classes, refusing not allowed (partial, closed set)",
     "closed_classmean": "recall averaged over shared classes, refusing not allowed (closed-set VisDA)",
     "auroc": "chance that an unknown image scores as more unknown than a known one, ties half (uniood)",
-    "oscr": "area under correct classification rate against false positive rate, over thresholds (uniood: UCR)",
+    "oscr": "area under correct classification rate against false positive rate (uniood: UCR)",
     "accuracy": "share of all target images answered right, 'unknown' being one class (plain accuracy)",
 }
 
@@ -148,7 +148,7 @@ def oscr(unknown_score: Tensor, is_unknown: Tensor, closed_correct: Tensor) -> f
 
     CCR(t) = #(known, score ≤ t, closed class right) / #known, FPR(t) = #(unknown, score ≤ t) / #unknown.
     Images of equal score enter together and straight lines join the curve, so a tie counts half. The area is
-    then AUROC's sum over pairs, with wrongly classified knowns winning none: oscr ≤ min(auroc, closed accuracy).
+    then AUROC's sum over pairs, with wrongly classified knowns winning none, so it never exceeds AUROC.
 
     Args:
         unknown_score: (N,) float, higher = more unknown.
@@ -177,12 +177,12 @@ def confusion_matrix(truth: Tensor, prediction: Tensor, n_source_classes: int) -
     """
     C = n_source_classes
     is_unknown = truth >= C
-    private_ids = torch.unique(truth[is_unknown])
-    row = torch.where(is_unknown, C + 1 + torch.searchsorted(private_ids, truth), truth)
+    private_ids, slot = torch.unique(truth[is_unknown], return_inverse=True)
+    row = truth.clone()
+    row[is_unknown] = C + 1 + slot
     n_rows, n_columns = C + 1 + len(private_ids), C + 1
-    counts = torch.bincount(row * n_columns + prediction, minlength=n_rows * n_columns).view(
-        n_rows, n_columns
-    )
+    cell = row * n_columns + prediction
+    counts = torch.bincount(cell, minlength=n_rows * n_columns).view(n_rows, n_columns)
     counts[C] = counts[C + 1 :].sum(dim=0)
     return counts, private_ids
 
@@ -290,7 +290,7 @@ class OpenSetMetrics(Metric):
             self.add_state(name, default=[], dist_reduce_fx="cat")
 
     def update(self, truth: Tensor, prediction: Tensor, closed: Tensor, unknown_score: Tensor) -> None:
-        """Keep one batch: four (B,) tensors as in `open_set_metrics`; their values are checked in `compute`."""
+        """Keep one batch: four (B,) tensors as in `open_set_metrics`; `compute` checks the values."""
         batch = {"truth": truth, "prediction": prediction, "closed": closed, "unknown_score": unknown_score}
         _require_vectors(**batch)  # now: lengths that differ may add up to equal ones
         for name, values in batch.items():
@@ -339,14 +339,16 @@ def _class_rows(
 ) -> tuple[ClassRow, ...]:
     C, P = confusion.shape[1] - 1, len(private_ids)
     names = [] if class_names is None else class_names
-    kinds: list[ClassKind] = ["source"] * C + ["unknown"] + ["private"] * P
     ids = [*range(C), C, *private_ids]
     n_images = confusion.sum(dim=1).tolist()
     n_right = confusion.diagonal().tolist() + confusion[C + 1 :, C].tolist()
     # private rows are part of the row of all unknowns, and no answer is theirs
     n_answers = confusion[: C + 1].sum(dim=0).tolist() + [0] * P
     rows = []
-    for kind, class_id, n, right, answers in zip(kinds, ids, n_images, n_right, n_answers, strict=True):
+    for place, (class_id, n, right, answers) in enumerate(
+        zip(ids, n_images, n_right, n_answers, strict=True)
+    ):
+        kind: ClassKind = "source" if place < C else "unknown" if place == C else "private"
         name = names[class_id] if class_id < len(names) else str(class_id)
         rows.append(
             ClassRow(
