@@ -14,7 +14,7 @@ _AISLE = 28  # between the source and the target half
 _BELOW = 14  # between a group and the next caption
 _FONT, _TITLE_FONT = 15, 20
 _CAPTION, _TITLE = 22, 34  # heights of a caption and of a heading
-# Grey paper and a darker grey around the pictures: many product photos are white to the edge and must not run together.
+# Grey paper, darker grey around pictures: product photos are white to the edge and must not run together.
 _PAPER, _TILE, _INK, _FAINT = (238, 238, 238), (222, 222, 222), (25, 25, 25), (130, 130, 130)
 _BROKEN, _CROSS = (180, 180, 180), (110, 110, 110)
 
