@@ -72,6 +72,12 @@ def test_visda_class_train_is_not_taken_for_the_domain_train(tmp_path: Path) -> 
     assert locate(VISDA, tmp_path, "real")["train"] == tmp_path / "visda-2017" / "validation" / "train"
 
 
+def test_an_images_folder_beside_class_folders_is_left_alone(tmp_path: Path) -> None:
+    put(tmp_path / "dslr" / "images", 2)
+    put(tmp_path / "dslr" / "mug")
+    assert locate(OFFICE31, tmp_path, "dslr") == {"mug": tmp_path / "dslr" / "mug"}
+
+
 def test_classes_come_in_benchmark_order(tmp_path: Path) -> None:
     for name in ("bottle", "mug", "bike"):
         put(tmp_path / "dslr" / name)
@@ -208,6 +214,12 @@ def test_visda_image_list_is_optional(tmp_path: Path) -> None:
     assert len(domain_files(VISDA, tmp_path, "train")) == 3
     (tmp_path / "train" / "image_list.txt").write_text("bus/001.png 2\n")
     assert domain_files(VISDA, tmp_path, "train") == [(tmp_path / "train" / "bus" / "001.png", "bus")]
+
+
+def test_a_list_without_a_domain_in_its_name_counts_in_the_domain_folder_alone(tmp_path: Path) -> None:
+    put(tmp_path / "train" / "bus", 3)
+    (tmp_path / "image_list.txt").write_text("bus/001.jpg 2\n")
+    assert len(domain_files(VISDA, tmp_path, "train")) == 3
 
 
 def test_verify_agrees_with_a_complete_copy(complete: Path) -> None:
