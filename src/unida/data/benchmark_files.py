@@ -117,9 +117,8 @@ def find_list(
         return None
     name = benchmark.lists.file.format(domain=benchmark.domain(domain), part=own_part)
     places = [scan.folder]
-    if (
-        "{domain}" in benchmark.lists.file
-    ):  # only a name that tells the domain may lie outside the domain's folder
+    # Only a name that tells the domain may lie outside the domain's folder.
+    if "{domain}" in benchmark.lists.file:
         top = scan.folder.parent
         places += [top, *(top / sub for sub in _LIST_FOLDERS), Path(root)]
     return next((place / name for place in places if (place / name).is_file()), None)
