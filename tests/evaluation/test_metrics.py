@@ -273,6 +273,7 @@ def test_hos_is_zero_when_one_term_is() -> None:
     result = open_set_metrics(truth, always_unknown, torch.tensor([0, 1, 0]), torch.zeros(3), 2)
     assert (result.known, result.unknown) == (0.0, 1.0)
     assert (result.hos, result.hos_sample, result.hos_classmean) == (0.0, 0.0, 0.0)
+    assert harmonic_mean(0.0, 0.0) == 0.0
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
