@@ -160,6 +160,27 @@ def open_pixels(
     )
 
 
+def decode_in_memory(files: Sequence[ImageFile], mode: ResizeMode, size: int) -> Pixels:
+    """The pixels of a few files, decoded now and kept nowhere: for images that are looked at once."""
+    decoded = list(in_threads(partial(_decode, mode=mode, size=size), files))
+    good = [(file, pixels) for file, pixels in zip(files, decoded, strict=True) if isinstance(pixels, np.ndarray)]
+    shapes = np.array([pixels.shape[:2] for _, pixels in good], dtype=np.int64).reshape(-1, 2)
+    lengths = shapes.prod(axis=1) * 3
+    return Pixels(
+        files=[file for file, _ in good],
+        skipped=[
+            Skipped(str(file.path), str(bad))
+            for file, bad in zip(files, decoded, strict=True)
+            if isinstance(bad, BadImage)
+        ],
+        resize=mode,
+        size=size,
+        shapes=shapes,
+        _starts=np.cumsum(lengths) - lengths,
+        _buffer=np.concatenate([pixels.reshape(-1) for _, pixels in good]) if good else np.empty(0, np.uint8),
+    )
+
+
 def _pack_key(files: Sequence[ImageFile], mode: ResizeMode, size: int) -> str:
     pillow_major = PIL.__version__.split(".")[0]
     parts = [f"decoder {DECODER_VERSION}, pillow {pillow_major}, {mode} {size}", *(f.digest for f in files)]
@@ -178,9 +199,10 @@ def _read_pack(folder: Path, count: int) -> _Meta:
             bad={int(i): str(reason) for i, reason in content["bad"]},
         )
         on_disk = (folder / "pixels.u8").stat().st_size
-    except (FileNotFoundError, ValueError, TypeError, KeyError) as error:
+    except (FileNotFoundError, ValueError, TypeError, KeyError, OverflowError) as error:
         raise _DamagedPackError(f"meta.json or pixels.u8 is missing or unreadable: {error!r}") from error
-    if not len(meta.shapes) == len(meta.checksums) == count - len(meta.bad):
+    fits = len(meta.shapes) == len(meta.checksums) == count - len(meta.bad)
+    if not fits or any(not 0 <= i < count for i in meta.bad):
         raise _DamagedPackError("meta.json does not fit the list of files")
     if on_disk != meta.total_bytes:
         raise _DamagedPackError(f"pixels.u8 has {on_disk} bytes instead of {meta.total_bytes}")
@@ -329,7 +351,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _strict_error(file: ImageFile, reason: str) -> UserError:
-    return UserError(f"{file.path}: {reason}; mend or remove the file, or run without strict to skip it")
+    return UserError(f"{file.path}: {reason}; mend or remove the file, or run without --strict to skip it")
 
 
 def _cache_error(cache_dir: Path, error: OSError) -> UserError:
@@ -337,9 +359,7 @@ def _cache_error(cache_dir: Path, error: OSError) -> UserError:
         return UserError(
             f"{cache_dir}: disk full while caching pixels; free space or choose another folder with --cache"
         )
-    return UserError(
-        f"{cache_dir}: cannot be used as cache ({os_reason(error)}); choose another folder with --cache"
-    )
+    return UserError(f"{cache_dir}: cannot be used as cache ({os_reason(error)}); choose another folder with --cache")
 
 
 def _to_numpy(values: np.ndarray | torch.Tensor | Sequence[int]) -> np.ndarray:
@@ -347,6 +367,4 @@ def _to_numpy(values: np.ndarray | torch.Tensor | Sequence[int]) -> np.ndarray:
 
 
 def _like(given: Offsets, values: np.ndarray) -> Offsets:
-    return (
-        torch.from_numpy(values).to(given) if isinstance(given, torch.Tensor) else values.astype(given.dtype)
-    )
+    return torch.from_numpy(values).to(given) if isinstance(given, torch.Tensor) else values.astype(given.dtype)

@@ -28,7 +28,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 # What must be unchanged for a remembered digest to hold: size, mtime_ns, ctime_ns, inode. The change time is
-# there because copying tools put the modification time back, and because taking away the right to read moves it.
+# there because copying tools put the modification time back, and because it moves with the right to read.
 Stamp = tuple[int, int, int, int]
 Memo = dict[str, tuple[Stamp, str]]  # relative path → stamp, digest
 
@@ -92,9 +92,7 @@ def scan_listed(
             found.setdefault(relative, seen)
         else:
             skipped.setdefault(relative, seen)
-    return _with_digests(
-        folder, list(found.values()), list(skipped.values()), cache_dir, progress, whole=False
-    )
+    return _with_digests(folder, list(found.values()), list(skipped.values()), cache_dir, progress, whole=False)
 
 
 def class_of(file: ImageFile) -> str | None:
@@ -215,9 +213,7 @@ def _with_digests(
     known = {item.relative: old[item.relative][1] for item in found if _still_holds(item, old)}
     to_hash = [item for item in found if item.relative not in known]
     unreadable: list[Skipped] = []
-    for done, (item, digest) in enumerate(
-        zip(to_hash, in_threads(_digest_or_error, to_hash), strict=True), 1
-    ):
+    for done, (item, digest) in enumerate(zip(to_hash, in_threads(_digest_or_error, to_hash), strict=True), 1):
         if isinstance(digest, OSError):
             unreadable.append(Skipped(str(item.path), os_reason(digest)))
         else:
@@ -231,9 +227,7 @@ def _with_digests(
     if memo_path is not None and new != old:
         _write_memo(memo_path, new)
     files = [ImageFile(i.path, i.relative, i.stamp[0], known[i.relative]) for i in readable]
-    return sorted(files, key=lambda f: (f.digest, f.relative)), sorted(
-        [*skipped, *unreadable], key=lambda s: s.path
-    )
+    return sorted(files, key=lambda f: (f.digest, f.relative)), sorted([*skipped, *unreadable], key=lambda s: s.path)
 
 
 def _digest_or_error(item: _Found) -> str | OSError:

@@ -22,7 +22,7 @@ _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
 _TIFF_BITS_PER_SAMPLE, _TIFF_PHOTOMETRIC, _TIFF_SAMPLE_FORMAT = 258, 262, 339
 
 
-class BadImage(Exception):  # noqa: N818 (it says what the file is, not what went wrong in the program)
+class BadImage(Exception):
     """A file that gives no picture; ``str(error)`` is a short reason without the file's name."""
 
 
@@ -149,9 +149,7 @@ def _deep_grey_to_8bit(image: Image.Image) -> np.ndarray:
     if image.mode == "I" and tags and tags.get(_TIFF_SAMPLE_FORMAT, (1,))[0] == 1:
         values = values.view(np.uint32)  # unsigned 32-bit samples, which Pillow holds as signed
     if image.mode.startswith("I;16"):
-        full_scale = (
-            2.0 ** tags.get(_TIFF_BITS_PER_SAMPLE, (16,))[0] - 1
-        )  # 12-bit files come in this mode too
+        full_scale = 2.0 ** tags.get(_TIFF_BITS_PER_SAMPLE, (16,))[0] - 1  # 12-bit files come in this mode too
     elif image.format == "PNG":
         full_scale = 65535.0  # older Pillow gives 16-bit PNG as mode "I"
     else:
@@ -180,5 +178,7 @@ def _scale_to_8bit(values: np.ndarray, full_scale: float | None, is_float: bool)
         low, largest = float(values.min()), float(values.max())
         usual = [white for white in (1.0, 255.0, 65535.0) if largest <= white and (is_float or white > 1)]
         low, high = (0.0, usual[0]) if low >= 0 and usual else (low, largest)
-    scaled = (values - low) * (255.0 / max(high - low, np.finfo(np.float64).tiny))
+    if high <= low:  # all values alike and below zero
+        return np.zeros(values.shape, dtype=np.uint8)
+    scaled = (values - low) * (255.0 / (high - low))
     return np.rint(scaled.clip(0, 255)).astype(np.uint8)
