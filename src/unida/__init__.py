@@ -1,3 +1,30 @@
-"""Universal domain adaptation of image classifiers."""
+"""Universal domain adaptation of image classifiers.
+
+run = unida.adapt(source="photos/labelled", target="photos/new", out="runs/first")
+for path, label, probability, unknown_score in run.predict("photos/more"):
+    ...
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from unida.errors import UserError
+
+if TYPE_CHECKING:
+    from unida.evaluation.predict import Prediction
+    from unida.run import Run, adapt, load
 
 __version__ = "0.1.0"
+__all__ = ["Prediction", "Run", "UserError", "adapt", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports torch only when it is needed: `unida --help` answers at once."""
+    if name in ("Run", "adapt", "load"):
+        from unida import run
+
+        return getattr(run, name)
+    if name == "Prediction":
+        from unida.evaluation.predict import Prediction
+
+        return Prediction
+    raise AttributeError(f"module 'unida' has no attribute {name!r}")

@@ -66,7 +66,9 @@ class DataOptions:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    backbone: Annotated[str, _shown("NAME", "(default: tf_efficientnet_lite0, or resnet50.tv_in1k with a GPU)")] = "auto"
+    backbone: Annotated[str, _shown("NAME", "(default: tf_efficientnet_lite0, or resnet50.tv_in1k with a GPU)")] = (
+        "auto"
+    )
     """Any timm model."""
     weights: Annotated[str | None, _shown("FILE", "(default: pretrained, by the backbone's name)")] = None
     """Weights of the backbone from a local .safetensors or .pth file; "none" for random ones."""
@@ -157,6 +159,11 @@ def config_from_options(options: Mapping[str, Any]) -> Config:
             raise UserError(f"there is no option {name!r}{_suggestion(name, home)}; see: unida adapt --help")
         values[home[name]][name] = value
     return check(cls(**{group: _build(kind, values[group]) for group, kind in groups.items()}))
+
+
+def method_options(method: str, values: Mapping[str, Any]) -> Any:
+    """A method's own options from plain values."""
+    return _build(METHODS[method].Options, values)
 
 
 def check(config: Config) -> Config:

@@ -2,26 +2,35 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 SECONDS_BETWEEN_LINES = 10.0
 
-Report = Callable[[int, str], None]  # (how many are done, a note such as losses)
+
+class Report(Protocol):
+    """Says how many are done, with a note such as the losses."""
+
+    def __call__(self, count: int, note: str = "") -> None: ...
 
 
 @contextmanager
 def progress(title: str, total: int, done: int = 0, visible: bool = True) -> Iterator[Report]:
     """Yields `report(done, note)`. `done` at the start counts as done before: it does not speed up the estimate."""
     if not visible or total <= done:
-        yield lambda count, note="": None
+        yield _silence
     elif sys.stderr.isatty():
         yield from _bar(title, total, done)
     else:
         yield from _lines(title, total, done)
+
+
+def _silence(count: int, note: str = "") -> None:
+    pass
 
 
 def _bar(title: str, total: int, done: int) -> Iterator[Report]:
@@ -34,7 +43,11 @@ def _bar(title: str, total: int, done: int) -> Iterator[Report]:
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=total, completed=done, note="")
-        yield lambda count, note="": bar.update(task, completed=count, note=note)
+
+        def report(count: int, note: str = "") -> None:
+            bar.update(task, completed=count, note=note)
+
+        yield report
 
 
 def _lines(title: str, total: int, done: int) -> Iterator[Report]:
@@ -47,7 +60,11 @@ def _lines(title: str, total: int, done: int) -> Iterator[Report]:
             return
         last = now
         left = (now - start) / (count - done) * (total - count)
-        print(f"{title}: {count}/{total}  {note}  {duration(left)} left".replace("    ", "  "), file=sys.stderr, flush=True)
+        print(
+            f"{title}: {count}/{total}  {note}  {duration(left)} left".replace("    ", "  "),
+            file=sys.stderr,
+            flush=True,
+        )
 
     yield report
 

@@ -54,9 +54,7 @@ def test_office31_layouts_and_class_spellings(tmp_path: Path, layout: str, folde
     assert locate(OFFICE31, tmp_path, "A") == {"back_pack": expected, "mug": tmp_path / layout / "mug"}
 
 
-@pytest.mark.parametrize(
-    "folder", ["Real World", "RealWorld", "Real_World", "real_world", "real-world", "Real"]
-)
+@pytest.mark.parametrize("folder", ["Real World", "RealWorld", "Real_World", "real_world", "real-world", "Real"])
 def test_spellings_of_real_world(tmp_path: Path, folder: str) -> None:
     expected = put(tmp_path / "OfficeHomeDataset_10072016" / folder / "Alarm_Clock")
     assert locate(HOME, tmp_path, "Rw") == {"Alarm_Clock": expected}
@@ -173,9 +171,7 @@ def test_lists_and_folders_may_lie_elsewhere(tmp_path: Path, place: str) -> None
     assert all(path.is_file() for path, _ in files)
 
 
-def test_without_lists_all_images_are_used_and_a_note_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_lists_all_images_are_used_and_a_note_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = domainnet(tmp_path)
     (root / "painting_test.txt").unlink()
     listing = listed_files(DOMAINNET, root, "painting", "evaluate")

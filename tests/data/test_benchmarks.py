@@ -40,9 +40,7 @@ def test_spellings_of_benchmarks(spelling: str, name: str) -> None:
 
 
 def test_an_unknown_benchmark_gets_a_suggestion() -> None:
-    with pytest.raises(
-        UserError, match=r"'ofice31' \(did you mean office31\?\): there are domainnet, office-home"
-    ):
+    with pytest.raises(UserError, match=r"'ofice31' \(did you mean office31\?\): there are domainnet, office-home"):
         load_benchmark("ofice31")
     with pytest.raises(UserError, match="no benchmark 'mnist': there are"):
         load_benchmark("mnist")
@@ -93,9 +91,7 @@ def test_every_split_agrees_with_its_name_and_tells_its_source(name: str) -> Non
     for setting in benchmark.settings:
         split = benchmark.split(setting)
         assert split.label_sets.setting == setting.partition(":")[0]
-        assert set(split.label_sets.source_classes + split.label_sets.target_classes) <= set(
-            benchmark.classes
-        )
+        assert set(split.label_sets.source_classes + split.label_sets.target_classes) <= set(benchmark.classes)
         assert split.note
 
 
@@ -204,9 +200,7 @@ OFFICE_TABLE = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "domain", "setting", "source", "shared", "private", "fraction"), OFFICE_TABLE
-)
+@pytest.mark.parametrize(("name", "domain", "setting", "source", "shared", "private", "fraction"), OFFICE_TABLE)
 def test_published_image_numbers(
     name: str, domain: str, setting: str, source: int, shared: int, private: int, fraction: float
 ) -> None:
@@ -262,9 +256,7 @@ def test_visda_validation_counts() -> None:
         ("real", None, (23170, 21207)),
     ],
 )
-def test_domainnet_image_numbers(
-    domain: str, train: tuple[int, int, int] | None, test: tuple[int, int]
-) -> None:
+def test_domainnet_image_numbers(domain: str, train: tuple[int, int, int] | None, test: tuple[int, int]) -> None:
     benchmark = load_benchmark("domainnet")
     sets = benchmark.label_sets("unida")
     source = benchmark.expected_counts(domain, sets, "source", "adapt")
@@ -292,9 +284,7 @@ def test_domainnet_lists_lack_a_class() -> None:
 
 
 def test_a_setting_that_does_not_exist_lists_those_that_do() -> None:
-    with pytest.raises(
-        UserError, match="DomainNet has no setting 'cda': it has unida, unida:glc, osda:uniood"
-    ):
+    with pytest.raises(UserError, match="DomainNet has no setting 'cda': it has unida, unida:glc, osda:uniood"):
         load_benchmark("domainnet").label_sets("cda")
     with pytest.raises(UserError, match="Office-Home has no setting 'osda:osbp'"):
         load_benchmark("office-home").label_sets("osda:osbp")
@@ -332,9 +322,7 @@ def test_spellings_of_domains(name: str, spelling: str, domain: str) -> None:
 
 
 def test_an_unknown_domain_gets_a_suggestion() -> None:
-    with pytest.raises(
-        UserError, match=r"'amazn' \(did you mean amazon\?\): it has amazon \(A\), dslr \(D\)"
-    ):
+    with pytest.raises(UserError, match=r"'amazn' \(did you mean amazon\?\): it has amazon \(A\), dslr \(D\)"):
         load_benchmark("office31").domain("amazn")
     with pytest.raises(UserError, match="DomainNet has no domain 'quickdraw': it has painting"):
         load_benchmark("domainnet").domain("quickdraw")

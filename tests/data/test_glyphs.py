@@ -176,9 +176,7 @@ def test_other_parameters_replace_the_set(tmp_path: Path) -> None:
         assert contents(changed) == contents(fresh)
 
 
-def test_a_new_version_of_the_drawings_replaces_the_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_version_of_the_drawings_replaces_the_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_small(tmp_path)
     calls: list[int] = []
     monkeypatch.setattr(glyphs, "DRAWING_VERSION", glyphs.DRAWING_VERSION + 1)

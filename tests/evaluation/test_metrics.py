@@ -41,13 +41,9 @@ def random_samples(
     return tuple(torch.from_numpy(values) for values in (truth, prediction, closed, score))  # type: ignore[return-value]
 
 
-def recall(
-    truth: list[int], answer: list[int], classes: list[int], wanted: int | None = None
-) -> float | None:
+def recall(truth: list[int], answer: list[int], classes: list[int], wanted: int | None = None) -> float | None:
     """Share of images of `classes` whose answer is their class, or is `wanted`."""
-    rights = [
-        a == (t if wanted is None else wanted) for t, a in zip(truth, answer, strict=True) if t in classes
-    ]
+    rights = [a == (t if wanted is None else wanted) for t, a in zip(truth, answer, strict=True) if t in classes]
     return sum(rights) / len(rights) if rights else None
 
 
@@ -142,11 +138,7 @@ def test_tables_agree_with_loops_and_sklearn() -> None:
         if row.kind == "private":
             assert row.id == private[place - n_source - 1]
             assert row.precision is None
-        images = [
-            p
-            for t, p in zip(merged if row.kind == "unknown" else truth, prediction, strict=True)
-            if t == row.id
-        ]
+        images = [p for t, p in zip(merged if row.kind == "unknown" else truth, prediction, strict=True) if t == row.id]
         answer = min(row.id, n_source)
         assert row.n == len(images) == result.confusion[place].sum()
         assert row.recall == (images.count(answer) / len(images) if images else None)
@@ -395,9 +387,7 @@ SHARDS = {"uneven": (201, 99), "second empty": (300, 0), "first empty": (0, 300)
 def compute_on_rank(rank: int, folder: str) -> None:
     """One of two processes: sees its shard of each case, writes down what it was given as the result."""
     torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
-    )
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     samples = random_samples(5)
     found = {}
     for case, sizes in SHARDS.items():

@@ -68,9 +68,7 @@ def listed_files(benchmark: Benchmark, root: str | Path, domain: str, part: Part
     return Listing(files, _missing_list_note(benchmark, scan, domain, part, len(files)))
 
 
-def domain_files(
-    benchmark: Benchmark, root: str | Path, domain: str, part: Part = "adapt"
-) -> list[tuple[Path, str]]:
+def domain_files(benchmark: Benchmark, root: str | Path, domain: str, part: Part = "adapt") -> list[tuple[Path, str]]:
     """(path, class name) of every image in a part of a domain; all classes, whatever the setting."""
     listing = listed_files(benchmark, root, domain, part)
     if listing.note:
@@ -89,9 +87,7 @@ def scan_domain(benchmark: Benchmark, root: str | Path, domain: str) -> DomainSc
         scan = _scan_classes(benchmark, folder, images)
     if not scan.class_folders:
         example = benchmark.classes[0]
-        raise UserError(
-            f"{folder} has no class folder of {benchmark.title}: expected '{example}' and the like in it"
-        )
+        raise UserError(f"{folder} has no class folder of {benchmark.title}: expected '{example}' and the like in it")
     return scan
 
 
@@ -103,15 +99,11 @@ def domains_found(benchmark: Benchmark, root: str | Path) -> list[str]:
 def image_paths(folder: Path) -> list[Path]:
     """Image files directly in a folder, told by suffix alone, sorted by name; hidden files are none."""
     return sorted(
-        path
-        for path in folder.iterdir()
-        if path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".")
+        path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".")
     )
 
 
-def find_list(
-    benchmark: Benchmark, root: str | Path, scan: DomainScan, domain: str, own_part: str
-) -> Path | None:
+def find_list(benchmark: Benchmark, root: str | Path, scan: DomainScan, domain: str, own_part: str) -> Path | None:
     """The official list file of a domain's part ('train', 'test' or 'all'), if there is one."""
     if benchmark.lists is None:
         return None
@@ -146,9 +138,7 @@ def _parse_line(benchmark: Benchmark, line: str, where: str) -> tuple[Path, str]
     text, label = [*line.rsplit(maxsplit=1), ""][:2]
     if not label.isdecimal() or int(label) >= len(benchmark.classes):
         last = len(benchmark.classes) - 1
-        raise UserError(
-            f"{where}: expected 'path label' with a label from 0 to {last}, found '{line.strip()}'"
-        )
+        raise UserError(f"{where}: expected 'path label' with a label from 0 to {last}, found '{line.strip()}'")
     path, class_name = Path(text.strip()), benchmark.classes[int(label)]
     if spelling_key(path.parent.name) != spelling_key(class_name):
         raise UserError(
@@ -189,9 +179,7 @@ def _scan_classes(benchmark: Benchmark, domain_folder: Path, parent: Path) -> Do
 def _domain_folder(benchmark: Benchmark, root: Path, domain: Domain) -> Path:
     matches = _domain_matches(benchmark, root, domain)
     if len(matches) > 1:
-        raise UserError(
-            f"{matches[0]} and {matches[1]} are both domain '{domain.name}': keep one of the two folders"
-        )
+        raise UserError(f"{matches[0]} and {matches[1]} are both domain '{domain.name}': keep one of the two folders")
     if not matches:
         found = ", ".join(domains_found(benchmark, root)) or "none"
         raise UserError(

@@ -144,15 +144,11 @@ class Benchmark:
         names = [name.strip() for name in text.split(":")]
         if len(names) != 2 or not all(names):
             first, second = self.domains[0].name, self.domains[1].name
-            raise UserError(
-                f"'{text}' is not a pair of domains: write source:target, e.g. '{first}:{second}'"
-            )
+            raise UserError(f"'{text}' is not a pair of domains: write source:target, e.g. '{first}:{second}'")
         source, target = self.domain(names[0]), self.domain(names[1])
         if source == target:
             others = ", ".join(domain.name for domain in self.domains if domain.name != source)
-            raise UserError(
-                f"'{text}' has {source} on both sides: choose another domain ({others}) for one of them"
-            )
+            raise UserError(f"'{text}' has {source} on both sides: choose another domain ({others}) for one of them")
         return source, target
 
     def published(self, domain: str, part: str) -> dict[str, int] | None:
@@ -186,9 +182,7 @@ def available() -> list[str]:
 
 def load_benchmark(name: str) -> Benchmark:
     """A benchmark by its name or a usual spelling of it ('Office-31', 'officehome', 'visda')."""
-    spellings = {
-        text: key for key, definition in _definitions().items() for text in (key, *definition["aliases"])
-    }
+    spellings = {text: key for key, definition in _definitions().items() for text in (key, *definition["aliases"])}
     for text, key in spellings.items():
         if spelling_key(text) == spelling_key(name):
             return _build(key)
@@ -228,9 +222,7 @@ def _build(name: str) -> Benchmark:
         folder_names=(name, *raw["aliases"], *raw["folders"]),
         classes=classes,
         class_order=raw["order"],
-        domains=tuple(
-            Domain(d["name"], d["letter"], tuple(d["aliases"]), dict(d["totals"])) for d in raw["domains"]
-        ),
+        domains=tuple(Domain(d["name"], d["letter"], tuple(d["aliases"]), dict(d["totals"])) for d in raw["domains"]),
         splits={setting: _split(split, classes) for setting, split in raw["splits"].items()},
         protocol=Protocol(**raw["protocol"]),
         lists=Lists(**raw["lists"]) if raw["lists"] else None,

@@ -79,8 +79,7 @@ class VerifyReport:
         """The report as text: a table of domains, a table of settings, then problems and notes."""
         verdict = "agrees with the published numbers" if self.ok else f"{len(self.problems)} problem(s)"
         domains = [
-            (row.domain, row.part, row.found_classes, row.found_total, row.published_total)
-            for row in self.parts
+            (row.domain, row.part, row.found_classes, row.found_total, row.published_total) for row in self.parts
         ]
         settings = [
             (
@@ -135,10 +134,7 @@ def _folder_problems(benchmark: Benchmark, scan: DomainScan, domain: str) -> lis
     if benchmark.published(domain, "all") is None:  # else the count of the class tells
         absent = [name for name in benchmark.classes if name not in scan.class_folders]
         missing = [f"{domain} / {name}: class folder missing" for name in absent]
-    unknown = [
-        f"{domain} / {folder.name}: extra folder, no class of the benchmark"
-        for folder in scan.unknown_folders
-    ]
+    unknown = [f"{domain} / {folder.name}: extra folder, no class of the benchmark" for folder in scan.unknown_folders]
     return _shortened(missing, domain) + _shortened(unknown, domain)
 
 
@@ -161,9 +157,7 @@ def _count_parts(
         ]
         problems += _shortened(lost, domain)
         if part != "all":  # a list of everything adds nothing to the count by folder
-            counts.append(
-                _part_count(benchmark, domain, part, dict(Counter(name for _, name in listed.files)))
-            )
+            counts.append(_part_count(benchmark, domain, part, dict(Counter(name for _, name in listed.files))))
     if len(counts) == len(own_parts):
         unlisted = sum(in_folders.values()) - sum(row.found_total for row in counts)
         notes = [f"{domain}: {unlisted} images are in no official list and stay unused"] if unlisted else []
@@ -172,16 +166,12 @@ def _count_parts(
     if benchmark.lists is not None and benchmark.lists.expected:
         wanted = [benchmark.lists.file.format(domain=domain, part=part) for part in own_parts]
         absent = [name for name, list_file in zip(wanted, lists, strict=True) if list_file is None]
-        notes = [
-            f"{domain}: no {' and no '.join(absent)}, so the whole folder is counted, not the official parts"
-        ]
+        notes = [f"{domain}: no {' and no '.join(absent)}, so the whole folder is counted, not the official parts"]
     return [_part_count(benchmark, domain, "all", in_folders)], problems, notes
 
 
 def _part_count(benchmark: Benchmark, domain: str, part: str, found: dict[str, int]) -> PartCount:
-    return PartCount(
-        domain, part, found, benchmark.published(domain, part), benchmark.published_total(domain, part)
-    )
+    return PartCount(domain, part, found, benchmark.published(domain, part), benchmark.published_total(domain, part))
 
 
 def _count_settings(benchmark: Benchmark, parts: list[PartCount]) -> list[SettingCount]:

@@ -1,16 +1,24 @@
 """From options to the two domains of a run: a labelled source, and a target that has no labels."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from unida.config import DataOptions
-from unida.data.benchmarks import Benchmark, domain_files, load_benchmark
+from unida.data.benchmarks import Benchmark, Part, domain_files, load_benchmark
 from unida.data.cache import Pixels, open_pixels
-from unida.data.folders import ImageFile, Skipped, find_duplicates, labelled_by_folder, scan, scan_listed
+from unida.data.folders import (
+    ImageFile,
+    Skipped,
+    class_of,
+    find_duplicates,
+    labelled_by_folder,
+    scan,
+    scan_listed,
+)
 from unida.data.settings import LabelSets
 from unida.errors import UserError
 from unida.progress import progress
@@ -74,28 +82,36 @@ def open_domains(options: DataOptions, visible: bool = True) -> tuple[Source, Ta
         return _benchmark_source(pair, options, visible), _benchmark_target(pair, options, visible)
     assert options.source is not None and options.target is not None  # benchmark_pair made sure
     _refuse_same_folder(options.source, options.target)
-    source_files, source_skipped = _scan(options.source, options, visible)
-    target_files, target_skipped = _scan(options.target, options, visible)
+    source_files, source_skipped = scan(options.source, cache_dir=options.cache)
     if not source_files:
         raise UserError(f"--source {options.source} holds no image: it needs one sub-folder of images per class")
-    if not target_files:
-        raise UserError(f"--target {options.target} holds no image: point it at a folder of jpg, png, webp, bmp or tiff")
-    labelled_by_folder(source_files)  # complain about stray images before hours of decoding
-    source_files, target_files = _without_duplicates(source_files, target_files, options)
+    labelled_by_folder(source_files)  # complain about stray images before the long work of decoding
+    target = open_target(options, visible)
     source_pixels = _open(source_files, "source", options, visible)
-    target_pixels = _open(target_files, "target", options, visible)
-    if len(target_pixels) == 0:
-        raise UserError(f"--target {options.target}: none of its {len(target_files)} images can be read")
+    _refuse_lost_classes(source_files, source_pixels.files, options)
+    source_pixels, target_pixels = _apply_duplicates(source_pixels, target.pixels, options)
     classes, labels = labelled_by_folder(source_pixels.files)
-    _refuse_thin_classes(classes, labels, source_files, options)
+    _refuse_thin_classes(classes, labels, options)
     return (
         Source(source_pixels, labels, tuple(classes), (*source_skipped, *source_pixels.skipped)),
-        Target(target_pixels, (*target_skipped, *target_pixels.skipped)),
+        Target(target_pixels, target.skipped),
     )
 
 
+def open_target(options: DataOptions, visible: bool = True) -> Target:
+    """The target folder alone."""
+    assert options.target is not None
+    files, skipped = scan(options.target, cache_dir=options.cache)
+    if not files:
+        raise UserError(f"{options.target} holds no image: point it at a folder of jpg, png, webp, bmp or tiff")
+    pixels = _open(files, "target", options, visible)
+    if len(pixels) == 0:
+        raise UserError(f"{options.target}: none of its {len(files)} images can be read")
+    return Target(pixels, (*skipped, *pixels.skipped))
+
+
 def open_benchmark_domain(
-    pair: BenchmarkPair, domain: str, part: str, classes: Sequence[str], options: DataOptions, visible: bool
+    pair: BenchmarkPair, domain: str, part: Part, classes: Sequence[str], options: DataOptions, visible: bool
 ) -> tuple[Pixels, list[str], tuple[Skipped, ...]]:
     """A domain's images of the named classes, and each one's class name.
 
@@ -129,20 +145,15 @@ def _benchmark_target(pair: BenchmarkPair, options: DataOptions, visible: bool) 
     return Target(pixels, skipped)
 
 
-def _scan(root: Path, options: DataOptions, visible: bool) -> tuple[list[ImageFile], list[Skipped]]:
-    return scan(root, cache_dir=options.cache)
-
-
 def _open(files: Sequence[ImageFile], what: str, options: DataOptions, visible: bool) -> Pixels:
     with progress(f"reading {what}", len(files), visible=visible) as report:
-        callback: Callable[[int, int], None] = lambda done, total: report(done, "")  # noqa: E731
         return open_pixels(
             files,
             resize=options.resize,
             size=options.image_size,
             cache_dir=options.cache,
             strict=options.strict,
-            progress=callback,
+            progress=lambda done, total: report(done),
         )
 
 
@@ -156,11 +167,12 @@ def _refuse_same_folder(source: Path, target: Path) -> None:
         raise UserError(f"--source {source} and --target {target} lie one inside the other: move them apart")
 
 
-def _without_duplicates(
-    source: list[ImageFile], target: list[ImageFile], options: DataOptions
-) -> tuple[list[ImageFile], list[ImageFile]]:
-    """Apply --duplicates. A copy keeps its first place: the source's before the target's."""
-    groups = find_duplicates([*source, *target])
+def _apply_duplicates(source: Pixels, target: Pixels, options: DataOptions) -> tuple[Pixels, Pixels]:
+    """--duplicates. Of several copies the first is kept: the source's before the target's.
+
+    Done after decoding: files that give no picture (all empty ones are alike) are no duplicates.
+    """
+    groups = find_duplicates([*source.files, *target.files])
     if not groups or options.duplicates == "keep":
         return source, target
     if options.duplicates == "error":
@@ -172,23 +184,26 @@ def _without_duplicates(
         )
     copies = {file.path for group in groups for file in group[1:]}
     log.info("dropped %d copies of other files", len(copies))
-    return [f for f in source if f.path not in copies], [f for f in target if f.path not in copies]
+
+    def without_copies(pixels: Pixels) -> Pixels:
+        return pixels.subset([i for i, file in enumerate(pixels.files) if file.path not in copies])
+
+    return without_copies(source), without_copies(target)
 
 
-def _refuse_thin_classes(
-    classes: Sequence[str], labels: np.ndarray, scanned: Sequence[ImageFile], options: DataOptions
-) -> None:
-    lost = set(labelled_by_folder(scanned)[0]) - set(classes)
+def _refuse_lost_classes(scanned: Sequence[ImageFile], readable: Sequence[ImageFile], options: DataOptions) -> None:
+    lost = sorted({class_of(file) or "" for file in scanned} - {class_of(file) or "" for file in readable})
     if lost:
-        raise UserError(f"--source {options.source}: no image of class {sorted(lost)[0]!r} can be read: mend or remove it")
+        raise UserError(f"--source {options.source}: no image of class {lost[0]!r} can be read: mend or remove it")
+
+
+def _refuse_thin_classes(classes: Sequence[str], labels: np.ndarray, options: DataOptions) -> None:
     if len(classes) < 2:
         raise UserError(f"--source {options.source} has one class, {classes[0]!r}: it needs two or more")
     counts = np.bincount(labels, minlength=len(classes))
     thin = int(counts.argmin())
     if counts[thin] < options.min_images_per_class:
         raise UserError(
-            f"--source {options.source}: class {classes[thin]!r} has {counts[thin]} readable image(s): add some, remove "
-            f"the folder, or pass --min-images-per-class {counts[thin]}"
+            f"--source {options.source}: class {classes[thin]!r} has {counts[thin]} readable image(s): add some, "
+            f"remove the folder, or pass --min-images-per-class {counts[thin]}"
         )
-
-

@@ -135,9 +135,7 @@ _SHAPES: dict[str, tuple[Part, ...]] = {
         Part(_arc(-0.6, -0.1, 0.09, 0.09), hole=True),
     ),
     "ring": (Part(_arc(0, 0, 0.8, 0.8), 0.34),),
-    "bolt": (
-        _fill((0.15, -1), (-0.6, 0.15), (-0.08, 0.15), (-0.3, 1), (0.6, -0.3), (0.08, -0.3), (0.5, -1)),
-    ),
+    "bolt": (_fill((0.15, -1), (-0.6, 0.15), (-0.08, 0.15), (-0.3, 1), (0.6, -0.3), (0.08, -0.3), (0.5, -1)),),
     "cup": (
         Part(_arc(0.5, -0.05, 0.4, 0.36, -100, 100), 0.17),
         _fill((-0.8, -0.7), (0.6, -0.7), (0.42, 0.75), (-0.62, 0.75)),
@@ -195,9 +193,7 @@ _SHAPES: dict[str, tuple[Part, ...]] = {
         Part(_arc(-0.4, -0.3, 0.16, 0.15), hole=True),
         Part(_arc(0.3, -0.45, 0.2, 0.18), hole=True),
     ),
-    "letter_s": (
-        Part(_join(_arc(0, -0.45, 0.55, 0.45, -25, -270), _arc(0, 0.45, 0.55, 0.45, -90, 155)), 0.27),
-    ),
+    "letter_s": (Part(_join(_arc(0, -0.45, 0.55, 0.45, -25, -270), _arc(0, 0.45, 0.55, 0.45, -90, 155)), 0.27),),
     "infinity": (Part(_infinity(), 0.22),),
     "crown": (_fill((-0.8, 0.7), (-1, -0.5), (-0.45, 0.05), (0, -0.8), (0.45, 0.05), (1, -0.5), (0.8, 0.7)),),
     "zigzag": (_line((-1, 0.4), (-0.6, -0.4), (-0.2, 0.4), (0.2, -0.4), (0.6, 0.4), (1, -0.4), width=0.24),),
@@ -352,10 +348,7 @@ def _shaky(part: Part, rng: np.random.Generator) -> Points:
     knots = np.linspace(0, along[-1], max(3, int(along[-1] / 0.25)))
     wobble = rng.normal(0, 0.014, (2, len(knots)))
     offset = rng.normal(0, 0.01, 2)
-    axes = [
-        np.interp(stops, along, corners[:, i]) + np.interp(stops, knots, wobble[i]) + offset[i]
-        for i in (0, 1)
-    ]
+    axes = [np.interp(stops, along, corners[:, i]) + np.interp(stops, knots, wobble[i]) + offset[i] for i in (0, 1)]
     return np.stack(axes, axis=1)
 
 
@@ -564,8 +557,6 @@ def _clear(out: Path, folders: GlyphFolders) -> None:
         for path in folder.rglob("*"):
             drawn = path.parent.name in CLASSES and path.stem.isdigit() and path.suffix == ".png"
             if path.is_file() and not (ours and drawn):
-                raise UserError(
-                    f"{path} was not drawn here: move it away or choose another folder than {out}"
-                )
+                raise UserError(f"{path} was not drawn here: move it away or choose another folder than {out}")
     for folder in earlier:
         shutil.rmtree(folder)

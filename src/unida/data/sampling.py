@@ -70,9 +70,7 @@ class ShuffledSampler:
         """(batch_size,) image indices of this step."""
         position = np.arange(step * self.batch_size, (step + 1) * self.batch_size)
         epochs, offsets = np.divmod(position, self.count)
-        return np.concatenate(
-            [self._shuffled(int(e))[offsets[epochs == e]] for e in np.unique(epochs)]
-        )
+        return np.concatenate([self._shuffled(int(e))[offsets[epochs == e]] for e in np.unique(epochs)])
 
 
 def shard(batch: np.ndarray, rank: int, world_size: int) -> slice:

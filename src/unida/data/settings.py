@@ -24,9 +24,7 @@ class LabelSets:
         seen: set[str] = set()
         for name in (*self.shared, *self.source_private, *self.target_private):
             if name in seen:
-                raise UserError(
-                    f"class '{name}' is listed twice: a class is shared, source-private or target-private"
-                )
+                raise UserError(f"class '{name}' is listed twice: a class is shared, source-private or target-private")
             seen.add(name)
 
     @classmethod
@@ -73,6 +71,4 @@ class LabelSets:
             return self.shared.index(class_name)
         if class_name in self.target_private:
             return self.unknown
-        raise UserError(
-            f"class '{class_name}' is not a target class: it is neither shared nor target-private"
-        )
+        raise UserError(f"class '{class_name}' is not a target class: it is neither shared nor target-private")

@@ -32,7 +32,12 @@ def answer_batch(method: Method, images: Tensor) -> Answers:
 
 
 def answer_pixels(
-    method: Method, pixels: Pixels, preprocess: Preprocess, fabric: Fabric, batch_size: int = 64, visible: bool = True
+    method: Method,
+    pixels: Pixels,
+    preprocess: Preprocess,
+    fabric: Fabric,
+    batch_size: int = 64,
+    visible: bool = True,
 ) -> Answers:
     """Answers for all images, in order. Several processes share the work; each ends up with all answers."""
     count, processes = len(pixels), fabric.world_size

@@ -280,9 +280,7 @@ class OpenSetMetrics(Metric):
         "unknown_score": torch.float64,
     }
 
-    def __init__(
-        self, n_source_classes: int, class_names: Sequence[str] | None = None, **kwargs: Any
-    ) -> None:
+    def __init__(self, n_source_classes: int, class_names: Sequence[str] | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.n_source_classes = n_source_classes
         self.class_names = class_names
@@ -311,9 +309,7 @@ class OpenSetMetrics(Metric):
     def compute(self) -> OpenSetResult:
         """The metrics of all images seen by all processes."""
         states = {name: dim_zero_cat(getattr(self, name)) for name in self._state_dtypes}
-        return open_set_metrics(
-            **states, n_source_classes=self.n_source_classes, class_names=self.class_names
-        )
+        return open_set_metrics(**states, n_source_classes=self.n_source_classes, class_names=self.class_names)
 
 
 def _mean(values: Tensor) -> float | None:
@@ -334,9 +330,7 @@ def _half_wins(known: Tensor, unknown: Tensor) -> int:
     return int((2 * len(ranked) - n_below - n_not_above).sum())
 
 
-def _class_rows(
-    confusion: Tensor, private_ids: list[int], class_names: Sequence[str] | None
-) -> tuple[ClassRow, ...]:
+def _class_rows(confusion: Tensor, private_ids: list[int], class_names: Sequence[str] | None) -> tuple[ClassRow, ...]:
     C, P = confusion.shape[1] - 1, len(private_ids)
     names = [] if class_names is None else class_names
     ids = [*range(C), C, *private_ids]
@@ -345,9 +339,7 @@ def _class_rows(
     # private rows are part of the row of all unknowns, and no answer is theirs
     n_answers = confusion[: C + 1].sum(dim=0).tolist() + [0] * P
     rows = []
-    for place, (class_id, n, right, answers) in enumerate(
-        zip(ids, n_images, n_right, n_answers, strict=True)
-    ):
+    for place, (class_id, n, right, answers) in enumerate(zip(ids, n_images, n_right, n_answers, strict=True)):
         kind: ClassKind = "source" if place < C else "unknown" if place == C else "private"
         name = names[class_id] if class_id < len(names) else str(class_id)
         rows.append(

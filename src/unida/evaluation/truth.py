@@ -1,13 +1,14 @@
 """What the target's images really show. Read by evaluation alone; nothing in training imports this module."""
 
-from dataclasses import dataclass
-from pathlib import PurePosixPath
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 
 from unida.config import DataOptions
 from unida.data.cache import Pixels
-from unida.data.domains import Target, benchmark_pair, open_benchmark_domain
+from unida.data.domains import Target, benchmark_pair, open_benchmark_domain, open_target
 from unida.errors import UserError
 
 
@@ -25,13 +26,16 @@ class Truth:
     names: tuple[str, ...]
 
 
-def read_truth(options: DataOptions, target: Target, classes: tuple[str, ...], visible: bool = True) -> Truth | None:
+def read_truth(
+    options: DataOptions, target: Target | None, classes: tuple[str, ...], visible: bool = True
+) -> Truth | None:
     """The truth of a benchmark's target, of a labelled target folder if `--target-labels` says so, or None."""
     pair = benchmark_pair(options)
     if pair is not None:
         wanted = pair.label_sets.target_classes
         pixels, names, _ = open_benchmark_domain(pair, pair.target, "evaluate", wanted, options, visible)
     elif options.target_labels:
+        assert target is not None
         pixels = target.pixels
         names = [_folder_of(file.relative, options) for file in pixels.files]
     else:
@@ -40,6 +44,28 @@ def read_truth(options: DataOptions, target: Target, classes: tuple[str, ...], v
     all_names = (*classes, *private)
     ids = {name: i for i, name in enumerate(all_names)}
     return Truth(pixels, np.array([ids[name] for name in names], dtype=np.int64), all_names)
+
+
+def read_truth_of_run(
+    options: DataOptions, classes: tuple[str, ...], folder: str | os.PathLike[str] | None, visible: bool
+) -> Truth:
+    """The truth to evaluate a finished run on: its own target's, or that of another folder with class sub-folders."""
+    if folder is not None:
+        options = replace(
+            options,
+            benchmark=None,
+            root=None,
+            pair=None,
+            source=options.source or Path(),
+            target=Path(folder),
+        )
+    if options.benchmark is not None:
+        truth = read_truth(options, None, classes, visible)
+    else:
+        assert options.target is not None
+        truth = read_truth(replace(options, target_labels=True), open_target(options, visible), classes, visible)
+    assert truth is not None  # labels were asked for
+    return truth
 
 
 def _folder_of(relative: str, options: DataOptions) -> str:

@@ -16,12 +16,12 @@ from unida.models.backbone import Backbone
 class SourceBatch(NamedTuple):
     images: Tensor  # (B, 3, H, W) float, normalised
     labels: Tensor  # (B,) int64 in 0…C−1
-    index: Tensor  # (B,) int64, which images of the source these are
+    indices: Tensor  # (B,) int64, which images of the source these are
 
 
 class TargetBatch(NamedTuple):
     images: Tensor  # (B, 3, H, W) float, normalised
-    index: Tensor  # (B,) int64, which images of the target these are
+    indices: Tensor  # (B,) int64, which images of the target these are
 
 
 class Scores(NamedTuple):
@@ -49,10 +49,11 @@ class Method(nn.Module):
 
     unknown_threshold: float = 0.5  # an image whose unknown score is above is unknown
 
-    def __init__(self, backbone: Backbone, num_classes: int) -> None:
+    def __init__(self, backbone: Backbone, num_classes: int, options: Any) -> None:
         super().__init__()
         self.backbone = backbone
         self.num_classes = num_classes
+        self.options = options
 
     def parameter_groups(self) -> ParameterGroups:
         pretrained = {id(p) for p in self.backbone.parameters()}

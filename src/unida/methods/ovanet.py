@@ -36,8 +36,7 @@ class OVANet(Method):
     Options = OVANetOptions
 
     def __init__(self, backbone: Backbone, num_classes: int, options: OVANetOptions) -> None:
-        super().__init__(backbone, num_classes)
-        self.options = options
+        super().__init__(backbone, num_classes, options)
         self.closed = nn.Linear(backbone.num_features, num_classes, bias=False)
         self.one_vs_all = OneVsAllHead(backbone.num_features, num_classes)
 

@@ -38,8 +38,7 @@ class SourceOnly(Method):
     Options = SourceOnlyOptions
 
     def __init__(self, backbone: Backbone, num_classes: int, options: SourceOnlyOptions) -> None:
-        super().__init__(backbone, num_classes)
-        self.options = options
+        super().__init__(backbone, num_classes, options)
         self.unknown_threshold = 1 - options.threshold if options.rejection == "max-prob" else options.threshold
         self.closed = nn.Linear(backbone.num_features, num_classes, bias=False)
         self.one_vs_all = (

@@ -39,7 +39,11 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def save_checkpoint(
-    path: Path, method: nn.Module, optimiser: torch.optim.Optimizer, step: int, scaler: dict[str, Any] | None = None
+    path: Path,
+    method: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    step: int,
+    scaler: dict[str, Any] | None = None,
 ) -> None:
     """The state after `step` steps: weights, buffers and optimiser.
 

@@ -59,11 +59,11 @@ class BatchStream:
             SourceBatch(
                 images=self.preprocess.training_view(self.source.pixels, source_index, source_draw, part),
                 labels=on_device(torch.from_numpy(self.source.labels[source_index[part]])),
-                index=on_device(torch.from_numpy(source_index[part])),
+                indices=on_device(torch.from_numpy(source_index[part])),
             ),
             TargetBatch(
                 images=self.preprocess.training_view(self.target.pixels, target_index, target_draw, part),
-                index=on_device(torch.from_numpy(target_index[part])),
+                indices=on_device(torch.from_numpy(target_index[part])),
             ),
         )
 
@@ -84,7 +84,13 @@ class Training:
         folder: Path,
         evaluate: Callable[[int], dict[str, float | None]] | None,
     ) -> None:
-        self.fabric, self.method, self.stream, self.config, self.folder = fabric, method, stream, config, folder
+        self.fabric, self.method, self.stream, self.config, self.folder = (
+            fabric,
+            method,
+            stream,
+            config,
+            folder,
+        )
         self.evaluate = evaluate
         steps, checkpoint_every = config.training.steps, config.output.checkpoint_every
         assert steps is not None and checkpoint_every is not None  # resolved when the run was made
@@ -110,11 +116,11 @@ class Training:
                 self.steps_here += 1
                 if note is not None:
                     report(self.done, note)
-                stopping = self._agreed(stop.is_set())
+                if self._evaluating_now():  # before the checkpoint: a run killed in between evaluates again
+                    self._evaluate()
+                stopping = self._asking_others(self.done) and self._agreed(stop.is_set())
                 if self.done % self.checkpoint_every == 0 or self.done == self.steps or stopping:
                     self._save()
-                if self._evaluating_now():
-                    self._evaluate()
                 if stopping and self.done < self.steps:
                     raise Interrupted(f"stopped after step {self.done} of {self.steps}; the run is saved")
         if self.metrics is not None:
@@ -145,14 +151,24 @@ class Training:
     def _logging_now(self, done: int) -> bool:
         return done % self.config.output.log_every == 0 or done == self.steps
 
+    def _asking_others(self, done: int) -> bool:
+        """Agreeing with other processes waits for all of them: only done when logging. Alone, it costs nothing."""
+        return self.fabric.world_size == 1 or self._logging_now(done)
+
     def _log(self, losses: dict[str, Tensor]) -> str:
         """Write this step's losses (the mean over processes). Returns them as a note for the progress bar."""
-        mean = self.fabric.all_reduce(torch.stack(list(losses.values())), reduce_op="mean")
+        mean = self._all_reduce(torch.stack(list(losses.values())), "mean")
         numbers = dict(zip(losses, mean.tolist(), strict=True))
         if self.metrics is not None:
-            rates = {"lr_backbone": self.optimiser.param_groups[0]["lr"], "lr_new": self.optimiser.param_groups[1]["lr"]}
+            rates = {
+                "lr_backbone": self.optimiser.param_groups[0]["lr"],
+                "lr_new": self.optimiser.param_groups[1]["lr"],
+            }
             self.metrics.write(self.done, "train", {**numbers, "total": sum(numbers.values()), **rates})
-        return "  ".join(f"{name} {value:.3f}" for name, value in numbers.items()) + f"  {self.images_per_second():.0f} img/s"
+        return (
+            "  ".join(f"{name} {value:.3f}" for name, value in numbers.items())
+            + f"  {self.images_per_second():.0f} img/s"
+        )
 
     def _evaluating_now(self) -> bool:
         every = self.config.output.eval_every
@@ -176,14 +192,16 @@ class Training:
             )
 
     def _agreed(self, mine: bool) -> bool:
-        """True on every process if it is true on any. Several processes only ask when they log: it waits for all."""
+        """True on every process if it is true on any."""
         if self.fabric.world_size == 1:
             return mine
-        if not self._logging_now(self.done):
-            return False
         flag = torch.tensor(float(mine), device=self.fabric.device)
-        total = self.fabric.all_reduce(flag, reduce_op="sum")
-        return bool(total > 0)
+        return bool(self._all_reduce(flag, "sum") > 0)
+
+    def _all_reduce(self, numbers: Tensor, operation: str) -> Tensor:
+        reduced = self.fabric.all_reduce(numbers, reduce_op=operation)
+        assert isinstance(reduced, Tensor)
+        return reduced
 
     def _save(self) -> None:
         if self.fabric.is_global_zero:

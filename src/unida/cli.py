@@ -1,0 +1,260 @@
+"""The command line: parses, calls, prints. No logic."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import tyro
+
+from unida import __version__
+from unida.errors import UserError
+
+OVERVIEW = """\
+unida: universal domain adaptation of image classifiers
+
+Every image of an unlabelled folder gets one of the classes of a labelled folder, or the answer "unknown".
+
+  unida adapt --source DIR --target DIR --out RUN    adapt a classifier to the target
+  unida predict RUN DIR --csv FILE                   answers for other images
+  unida evaluate RUN                                 every metric, where the target has labels
+  unida demo                                         see it work on generated pictures, in minutes
+  unida methods                                      the methods, their papers and options
+  unida data list                                    the benchmarks, their domains and settings
+  unida data verify NAME DIR                         is the copy of a benchmark complete?
+  unida data show DIR --out FILE                     a contact sheet of a folder or a benchmark
+
+Add --help to any of them. `unida --version` tells the version.
+"""
+
+T = TypeVar("T")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The console script. Exit codes: 0 done, 2 the user can mend it, 130 interrupted (saved, can be resumed)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    verb = arguments[0] if arguments else "--help"
+    if verb in ("-h", "--help", "help"):
+        print(OVERVIEW, end="")
+        return
+    if verb in ("-V", "--version"):
+        print(f"unida {__version__}")
+        return
+    try:
+        _command(VERBS, verb, "unida")(arguments[1:])
+    except UserError as error:
+        _exit_with(f"error: {error}", 2)
+    except KeyboardInterrupt:
+        _exit_with("interrupted", 130)
+
+
+def _command(verbs: dict[str, Callable[[list[str]], None]], verb: str, program: str) -> Callable[[list[str]], None]:
+    if verb not in verbs:
+        import difflib
+
+        close = difflib.get_close_matches(verb, list(verbs), n=1)
+        hint = f": did you mean {close[0]!r}?" if close else f"; there are {', '.join(verbs)}"
+        raise UserError(f"there is no command '{program} {verb}'{hint}")
+    return verbs[verb]
+
+
+def _exit_with(message: str, code: int) -> None:
+    if int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))) == 0:  # of several processes, one speaks
+        print(message, file=sys.stderr)
+    sys.exit(code)
+
+
+def _parse(kind: Callable[..., T], program: str, arguments: Sequence[str], description: str) -> T:
+    options = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
+    return tyro.cli(kind, prog=program, args=list(arguments), description=description, config=options)
+
+
+def _adapt(arguments: list[str]) -> None:
+    from unida.config import TrainingOptions, check, config_class, load_config
+    from unida.pipeline import execute
+    from unida.training.loop import Interrupted
+
+    chosen = _value_of("--method", arguments)
+    out = _value_of("--out", arguments)
+    if chosen is None and "--resume" in arguments and out is not None and (Path(out) / "config.yaml").exists():
+        chosen = load_config(Path(out) / "config.yaml").training.method
+    config_type = config_class(chosen or TrainingOptions.method)
+    description = (
+        "Adapt a classifier from a labelled source to an unlabelled target.\n\n"
+        "  unida adapt --source photos/labelled --target photos/new --out runs/first\n\n"
+        "The last group of options belongs to the method that --method names."
+    )
+    config: Any = _parse(config_type, "unida adapt", arguments, description)
+    try:
+        execute(check(config))
+    except Interrupted as stop:
+        _exit_with(f"{stop}. Go on with: unida adapt --out {config.output.out} --resume", 130)
+
+
+def _value_of(option: str, arguments: Sequence[str]) -> str | None:
+    """The value of an option that must be known before the others can be parsed."""
+    for i, argument in enumerate(arguments):
+        if argument == option and i + 1 < len(arguments):
+            return arguments[i + 1]
+        if argument.startswith(f"{option}="):
+            return argument.partition("=")[2]
+    return None
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    """The folder of a finished run."""
+    target: Annotated[
+        Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: the run's own target)")
+    ] = None
+    """Labelled images, one sub-folder per class; a name that is no class of the source counts as unknown."""
+    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    """Also write the metrics to this file."""
+
+
+def _evaluate(arguments: list[str]) -> None:
+    options = _parse(Evaluate, "unida evaluate", arguments, "Every metric of a run, in one pass over its target.")
+    from unida.run import load
+    from unida.summary import class_lines, metric_lines, result_json, write_text
+
+    result = load(options.run).evaluate(options.target, progress=True)
+    print("\n".join([*metric_lines(result.scalars()), "", *class_lines(result)]))
+    if options.json is not None:
+        write_text(options.json, result_json(result))
+
+
+@dataclass(frozen=True)
+class Predict:
+    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    """The folder of a finished run."""
+    images: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
+    """Images to answer for: a folder, searched through."""
+    csv: Annotated[Path, tyro.conf.arg(metavar="FILE")]
+    """Where the answers go: path, label or "unknown", probability, unknown score, and why a file was skipped."""
+
+
+def _predict(arguments: list[str]) -> None:
+    options = _parse(Predict, "unida predict", arguments, "A class or “unknown” for every image of a folder.")
+    from unida.run import load
+
+    predictions = load(options.run).predict(options.images, progress=True)
+    try:
+        predictions.write_csv(options.csv)
+    except OSError as error:
+        raise UserError(f"--csv {options.csv} cannot be written ({error.strerror}): choose another file") from error
+    unknown = sum(p.label == "unknown" for p in predictions)
+    print(f"{len(predictions)} images, {unknown} of them unknown; answers are in {options.csv}")
+    for item in predictions.skipped:
+        print(f"skipped {item.path}: {item.reason}", file=sys.stderr)
+
+
+def _demo(arguments: list[str]) -> None:
+    from unida.demo import DemoOptions, run_demo
+
+    run_demo(
+        _parse(
+            DemoOptions,
+            "unida demo",
+            arguments,
+            "Source-only and OVANet, side by side, on generated pictures.",
+        )
+    )
+
+
+@dataclass(frozen=True)
+class Methods:
+    pass
+
+
+def _methods(arguments: list[str]) -> None:
+    _parse(Methods, "unida methods", arguments, "The methods, their papers, settings and options.")
+    from unida.summary import method_lines
+
+    print("\n".join(method_lines()))
+
+
+@dataclass(frozen=True)
+class Verify:
+    benchmark: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
+    """A benchmark that `unida data list` names."""
+    root: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
+    """The folder that holds it."""
+
+
+def _data_verify(arguments: list[str]) -> None:
+    options = _parse(Verify, "unida data verify", arguments, "Compare a copy of a benchmark with the published counts.")
+    from unida.data.benchmarks import load_benchmark, verify
+
+    report = verify(load_benchmark(options.benchmark), options.root)
+    print(report)
+    if not report.ok:
+        sys.exit(1)
+
+
+def _data_list(arguments: list[str]) -> None:
+    _parse(
+        Methods,
+        "unida data list",
+        arguments,
+        "The benchmarks, their domains, and their label sets by setting.",
+    )
+    from unida.data.show import benchmark_lines
+
+    print("\n".join(benchmark_lines()))
+
+
+@dataclass(frozen=True)
+class Show:
+    folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
+    """A folder with one sub-folder per class (or a benchmark's folder, with --benchmark)."""
+    out: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("sheet.png")
+    """The picture to write."""
+    target: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")] = None
+    """A second folder, shown beside the first."""
+    benchmark: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
+    """DIR holds this benchmark."""
+    pair: Annotated[str | None, tyro.conf.arg(metavar="A:B", help_behavior_hint="")] = None
+    """Two domains of the benchmark, side by side."""
+    per_class: int = 6
+    """Pictures of each class."""
+
+
+def _data_show(arguments: list[str]) -> None:
+    options = _parse(Show, "unida data show", arguments, "A contact sheet: some pictures of every class.")
+    from unida.data.show import show_benchmark, show_folders
+
+    if options.benchmark is not None:
+        if options.pair is None:
+            raise UserError("--benchmark needs --pair A:B: the two domains to show")
+        sheet = show_benchmark(options.benchmark, options.folder, options.pair, options.out, options.per_class)
+    else:
+        sheet = show_folders(options.folder, options.target, options.out, options.per_class)
+    print(f"wrote {sheet}")
+
+
+DATA_VERBS: dict[str, Callable[[list[str]], None]] = {
+    "list": _data_list,
+    "verify": _data_verify,
+    "show": _data_show,
+}
+
+
+def _data(arguments: list[str]) -> None:
+    verb = arguments[0] if arguments else "--help"
+    if verb in ("-h", "--help"):
+        print("\n".join(line for line in OVERVIEW.splitlines() if "unida data" in line))
+        return
+    _command(DATA_VERBS, verb, "unida data")(arguments[1:])
+
+
+VERBS: dict[str, Callable[[list[str]], None]] = {
+    "adapt": _adapt,
+    "predict": _predict,
+    "evaluate": _evaluate,
+    "demo": _demo,
+    "methods": _methods,
+    "data": _data,
+}

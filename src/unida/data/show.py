@@ -1,0 +1,69 @@
+"""What a person sees of the data: contact sheets of folders and benchmarks, and the list of benchmarks."""
+
+from pathlib import Path
+
+from unida.data.benchmarks import available, domain_files, load_benchmark
+from unida.data.folders import class_of, scan
+from unida.data.sheet import contact_sheet, side_by_side
+from unida.errors import UserError
+
+Groups = dict[str, list[Path]]  # class → pictures
+
+
+def show_folders(folder: Path, other: Path | None, out: Path, per_class: int) -> Path:
+    """A sheet of a folder's classes; with `other`, of both folders side by side."""
+    groups = _groups_of_folder(folder)
+    if other is None:
+        return contact_sheet(
+            [(_caption(n, p), p[:per_class]) for n, p in sorted(groups.items())], out, per_row=per_class
+        )
+    return _pair_sheet(groups, _groups_of_folder(other), (str(folder), str(other)), out, per_class)
+
+
+def show_benchmark(name: str, root: Path, pair: str, out: Path, per_class: int) -> Path:
+    """A sheet of two domains of a benchmark, side by side, in the benchmark's class order."""
+    benchmark = load_benchmark(name)
+    domains = benchmark.parse_pair(pair)
+    sides: list[Groups] = []
+    for domain in domains:
+        groups: Groups = {label: [] for label in benchmark.classes}
+        for path, label in domain_files(benchmark, root, domain):
+            groups[label].append(path)
+        sides.append(groups)
+    return _pair_sheet(sides[0], sides[1], domains, out, per_class)
+
+
+def benchmark_lines() -> list[str]:
+    """Every benchmark: domains with published sizes, and label sets by setting as shared/source-private/target-private."""
+    lines: list[str] = []
+    for name in available():
+        benchmark = load_benchmark(name)
+        domains = ", ".join(f"{d.name} ({d.letter}, {sum(d.totals.values())})" for d in benchmark.domains)
+        lines += [f"{name}: {benchmark.title}, {len(benchmark.classes)} classes", f"  domains: {domains}"]
+        for setting, split in benchmark.splits.items():
+            sets = split.label_sets
+            sizes = f"{len(sets.shared)}/{len(sets.source_private)}/{len(sets.target_private)}"
+            lines.append(f"  {setting:<13} {sizes:<12} {split.note}")
+        lines.append("")
+    return [*lines, "Label sets are counts of shared/source-private/target-private classes."]
+
+
+def _groups_of_folder(folder: Path) -> Groups:
+    files, _ = scan(folder)
+    if not files:
+        raise UserError(f"{folder} holds no image: nothing to show")
+    groups: Groups = {}
+    for file in sorted(files, key=lambda f: f.relative):
+        groups.setdefault(class_of(file) or "(no class folder)", []).append(file.path)
+    return groups
+
+
+def _pair_sheet(left: Groups, right: Groups, titles: tuple[str, str], out: Path, per_class: int) -> Path:
+    names = [*left, *sorted(set(right) - set(left))]
+    rows = [(name, left.get(name, []), right.get(name, [])) for name in names]
+    captioned = [(f"{name} ({len(a)} | {len(b)})", a, b) for name, a, b in rows]
+    return side_by_side(captioned, out, titles=titles, per_side=per_class)
+
+
+def _caption(name: str, paths: list[Path]) -> str:
+    return f"{name} ({len(paths)})"

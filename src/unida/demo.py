@@ -1,0 +1,86 @@
+"""A look at the whole in minutes: generated pictures, two methods, one table."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from unida.data.glyphs import write_glyphs
+from unida.data.show import show_folders
+from unida.progress import progress
+from unida.run import Run, adapt
+from unida.summary import percent
+from unida.training.logging import logging_to
+
+METHODS_SHOWN = ("source-only", "ovanet")
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    out: Path = Path("demo")
+    """Where pictures and runs go."""
+    steps: int = 120
+    """Training steps of each method."""
+    seed: int = 0
+    """Of the pictures and of the runs."""
+
+
+def run_demo(options: DemoOptions) -> None:
+    """Draw two domains with private classes on both sides, adapt with each method, print them side by side."""
+    with logging_to(None):
+        log = logging.getLogger("unida")
+        with progress("drawing", 1) as report:
+            folders = write_glyphs(
+                options.out / "data",
+                shared=10,
+                source_private=5,
+                target_private=10,
+                per_class=30,
+                size=96,
+                seed=options.seed,
+                progress=lambda done, total: report(done, ""),
+            )
+        sheet = show_folders(folders.source, folders.target, options.out / "pictures.png", per_class=5)
+        log.info(
+            "drawn: %d classes shared, %d of the source alone, %d of the target alone; see %s",
+            len(folders.shared),
+            len(folders.source_private),
+            len(folders.target_private),
+            sheet,
+        )
+        runs = {name: _run(name, folders.source, folders.target, options) for name in METHODS_SHOWN}
+    _print_table(runs)
+    print(f"\npictures: {sheet}")
+    for name, run in runs.items():
+        print(f"{name}: {run.folder} (predictions.csv, metrics.json, config.yaml, checkpoint/, TensorBoard events)")
+    print(f"\nnext: unida predict {run.folder} {folders.target} --csv answers.csv")
+
+
+def _run(method: str, source: Path, target: Path, options: DemoOptions) -> Run:
+    out = options.out / method
+    return adapt(
+        source=source,
+        target=target,
+        out=out,
+        method=method,
+        target_labels=True,  # the pictures were drawn, so their classes are known: for evaluation
+        image_size=96,
+        crop=80,
+        batch_size=24,
+        steps=options.steps,
+        seed=options.seed,
+        cache=options.out / "cache",
+        resume=True,  # a second `make demo` finds the first one's runs finished
+    )
+
+
+def _print_table(runs: dict[str, Run]) -> None:
+    table = Table(title="target images, in per cent")
+    for heading in ("method", "HOS", "known", "unknown", "AUROC"):
+        table.add_column(heading, justify="left" if heading == "method" else "right")
+    for name, run in runs.items():
+        metrics = run.metrics or {}
+        table.add_row(name, *(percent(metrics.get(key)) for key in ("hos", "known", "unknown", "auroc")))
+    Console().print(table)

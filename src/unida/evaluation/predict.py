@@ -1,0 +1,86 @@
+"""Answers for images that were not part of the run."""
+
+import csv
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from lightning_fabric import Fabric
+
+from unida.data.augment import Preprocess
+from unida.data.cache import Pixels, decode_in_memory
+from unida.data.folders import ImageFile, Skipped
+from unida.data.images import ResizeMode
+from unida.evaluation.answers import Answers, answer_pixels
+from unida.methods.base import Method
+from unida.progress import progress
+
+UNKNOWN = "unknown"
+CHUNK = 256  # images decoded at a time: memory stays flat however many there are
+
+
+class Prediction(NamedTuple):
+    path: str
+    label: str  # a class of the source, or "unknown"
+    probability: float  # of the best class, unknown or not
+    unknown_score: float  # 0…1, higher is more unknown
+
+
+class Predictions(list[Prediction]):
+    """One per readable image; `skipped` lists the files that gave no picture, with reasons."""
+
+    def __init__(self, predictions: Iterable[Prediction] = (), skipped: Iterable[Skipped] = ()) -> None:
+        super().__init__(predictions)
+        self.skipped = list(skipped)
+
+    def write_csv(self, path: Path) -> None:
+        """A row per file, by path; a skipped file has no label but a reason."""
+        rows: list[tuple[str, ...]] = [
+            (p.path, p.label, f"{p.probability:.4f}", f"{p.unknown_score:.4f}", "") for p in self
+        ]
+        rows += [(s.path, "", "", "", s.reason) for s in self.skipped]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_name(path.name + ".tmp")
+        with aside.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(("path", "label", "probability", "unknown_score", "skipped"))
+            writer.writerows(sorted(rows))
+        aside.replace(path)
+
+
+def name_answers(answers: Answers, pixels: Pixels, classes: Sequence[str]) -> list[Prediction]:
+    """Ids to names, in the order of the images."""
+    names = (*classes, UNKNOWN)
+    rows = zip(
+        pixels.files,
+        answers.prediction.tolist(),
+        answers.probability.tolist(),
+        answers.unknown_score.tolist(),
+        strict=True,
+    )
+    return [Prediction(str(file.path), names[label], p, u) for file, label, p, u in rows]
+
+
+@torch.inference_mode()
+def predict_files(
+    method: Method,
+    classes: Sequence[str],
+    files: Sequence[ImageFile],
+    resize: ResizeMode,
+    size: int,
+    preprocess: Preprocess,
+    fabric: Fabric,
+    visible: bool = True,
+) -> Predictions:
+    """Decode, answer and forget, a chunk at a time."""
+    predictions = Predictions()
+    with progress("predicting", len(files), visible=visible) as report:
+        for start in range(0, len(files), CHUNK):
+            pixels = decode_in_memory(files[start : start + CHUNK], resize, size)
+            predictions.skipped += pixels.skipped
+            if len(pixels):
+                answers = answer_pixels(method, pixels, preprocess, fabric, visible=False)
+                predictions += name_answers(answers, pixels, classes)
+            report(min(start + CHUNK, len(files)), "")
+    return predictions

@@ -1,0 +1,77 @@
+"""A trained model as one self-describing safetensors file: weights, classes, preprocessing and the method's options."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from safetensors.torch import load_file
+
+from unida.config import Config, method_options
+from unida.data.images import ResizeMode
+from unida.data.sampling import torch_seed
+from unida.errors import UserError
+from unida.methods import METHODS
+from unida.methods.base import Method
+from unida.models.backbone import create_backbone
+from unida.models.weights import NO_WEIGHTS
+from unida.training.checkpoint import read_metadata, write_atomically
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What is needed, beside the weights, to answer for a picture."""
+
+    method: str
+    options: dict[str, Any]
+    backbone: str
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    resize: ResizeMode
+    image_size: int
+    crop: int
+
+
+def build_method(config: Config, num_classes: int) -> Method:
+    """The configured method on its pretrained backbone. New layers are drawn from a stream of the run's seed."""
+    backbone = create_backbone(config.model.backbone, config.model.weights)
+    torch.manual_seed(torch_seed(config.training.seed, "new layers"))
+    return _on_channels_last(METHODS[config.training.method](backbone, num_classes, config.hyper))
+
+
+def save_model(path: Path, method: Method, config: Config, classes: tuple[str, ...]) -> None:
+    info = ModelInfo(
+        method=config.training.method,
+        options=asdict(config.hyper),
+        backbone=config.model.backbone,
+        classes=classes,
+        mean=method.backbone.mean,
+        std=method.backbone.std,
+        resize=config.data.resize,
+        image_size=config.data.image_size,
+        crop=config.data.crop,
+    )
+    write_atomically(method.state_dict(), {"unida": json.dumps(asdict(info))}, path)
+
+
+def load_model(path: Path) -> tuple[Method, ModelInfo]:
+    """The method with its trained weights, in evaluation mode, and how to feed it."""
+    metadata = read_metadata(path)
+    if "unida" not in metadata:
+        raise UserError(f"{path} is not a model of unida: its header does not describe one")
+    raw = json.loads(metadata["unida"])
+    info = ModelInfo(**{**raw, "classes": tuple(raw["classes"]), "mean": tuple(raw["mean"]), "std": tuple(raw["std"])})
+    if info.method not in METHODS or info.resize not in get_args(ResizeMode):
+        raise UserError(f"{path} was made by another version of unida: it has no method {info.method!r}")
+    backbone = create_backbone(info.backbone, NO_WEIGHTS)
+    backbone.mean, backbone.std = info.mean, info.std
+    method = METHODS[info.method](backbone, len(info.classes), method_options(info.method, info.options))
+    method.load_state_dict(load_file(path))
+    return _on_channels_last(method).eval(), info
+
+
+def _on_channels_last(method: Method) -> Method:
+    method.to(memory_format=torch.channels_last)
+    return method

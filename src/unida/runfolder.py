@@ -1,0 +1,99 @@
+"""The folder that a run owns: made anew, or found again to be resumed. Never another run's."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from unida.config import Config, given_options, load_config, save_config
+from unida.data.domains import benchmark_pair
+from unida.errors import UserError
+from unida.models.weights import NO_WEIGHTS, default_backbone
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A folder that this run owns."""
+
+    config: Config  # complete: nothing is left to be chosen by the machine
+    folder: Path
+    is_new: bool
+
+    def release(self) -> None:
+        """Leave no trace of a run that could not start."""
+        if self.is_new:
+            for name in ("config.yaml", "log.txt"):
+                (self.folder / name).unlink(missing_ok=True)
+            if not any(self.folder.iterdir()):
+                self.folder.rmdir()
+
+
+def claim_folder(config: Config, has_gpu: bool) -> Claim:
+    """Make the run's folder, or find the run that is to be resumed. Never touches another run's files."""
+    folder, resume = config.output.out, config.output.resume
+    if folder is None:
+        raise UserError("--out DIR is missing: the folder for the run's results")
+    saved = folder / "config.yaml"
+    if saved.exists():
+        if not resume:
+            raise UserError(
+                f"--out {folder} already holds a run: pass --resume to go on with it, or choose another folder"
+            )
+        return Claim(_resumed(config, load_config(saved)), folder, is_new=False)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"--out {folder} already holds other files: choose a new folder")
+    complete = _complete(config, has_gpu)
+    benchmark_pair(complete.data)  # the cheapest check of all: are the options there?
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_config(complete, saved)
+    except OSError as error:
+        raise UserError(f"--out {folder} cannot be written ({error.strerror}): choose another folder") from error
+    return Claim(complete, folder, is_new=True)
+
+
+def _complete(config: Config, has_gpu: bool) -> Config:
+    """Fill in what the machine decides, so that a resumed run decides nothing anew; make paths absolute."""
+    data, model, training, output = config.data, config.model, config.training, config.output
+    paths: dict[str, Any] = {
+        name: Path(path).absolute()
+        for name in ("source", "target", "root", "cache")
+        if (path := getattr(data, name)) is not None
+    }
+    weights = model.weights
+    if weights is not None and weights != NO_WEIGHTS:
+        weights = str(Path(weights).absolute())
+    return replace(
+        config,
+        data=replace(data, **paths),
+        model=replace(
+            model,
+            backbone=default_backbone(has_gpu) if model.backbone == "auto" else model.backbone,
+            weights=weights,
+        ),
+        training=replace(
+            training,
+            steps=training.steps or (10_000 if has_gpu else 300),
+            backbone_lr=training.backbone_lr if training.backbone_lr is not None else 0.1 * training.lr,
+        ),
+        output=replace(output, checkpoint_every=output.checkpoint_every or (500 if has_gpu else 50), resume=False),
+    )
+
+
+def _resumed(asked: Config, saved: Config) -> Config:
+    """The saved config; options given with --resume may repeat it but not change it."""
+    for name, value in given_options(_complete(asked, has_gpu=False)).items():
+        if name in ("out", "resume", "devices", "num_nodes", "accelerator", "cache"):
+            continue
+        before = next((getattr(g, name) for g in _group_values(saved) if hasattr(g, name)), None)
+        asked_for_it = name in given_options(asked)
+        if asked_for_it and before != value:
+            raise UserError(
+                f"--{name.replace('_', '-')} is {value}, but the run in {asked.output.out} was started with {before}: "
+                "leave it out to resume, or start a new run in another --out"
+            )
+    machine = {k: getattr(asked.training, k) for k in ("devices", "num_nodes", "accelerator")}
+    return replace(saved, training=replace(saved.training, **machine), output=replace(saved.output, resume=True))
+
+
+def _group_values(config: Config) -> list[Any]:
+    return [config.data, config.model, config.training, config.output, config.hyper]
