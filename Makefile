@@ -1,0 +1,37 @@
+# On a machine with nothing but Python, make and pip: `make test` and `make demo` set everything up, then do their job.
+# A second call finds the virtual environment there and starts at once.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test lint format bench clean
+
+demo: $(READY)
+	$(BIN)/unida demo
+
+test: $(READY) lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)
+	$(BIN)/python benchmarks/data_path.py
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c "import sys; assert sys.version_info >= (3, 11), 'unida needs Python 3.11 or newer: make PYTHON=python3.11'"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[offline,dev]'
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) demo runs
