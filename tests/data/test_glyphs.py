@@ -141,14 +141,15 @@ def test_a_whole_set_is_left_as_it_is(tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
-def test_an_interrupted_set_is_drawn_anew(tmp_path: Path) -> None:
-    def stop_half_way(done: int, total: int) -> None:
-        if done == 5:
+@pytest.mark.parametrize("last", [1, 5, 14])  # of 14: all files may be there, and one of them cut off
+def test_an_interrupted_set_is_drawn_anew(tmp_path: Path, last: int) -> None:
+    def stop(done: int, total: int) -> None:
+        if done == last:
             raise KeyboardInterrupt
 
     half, whole = tmp_path / "half", tmp_path / "whole"
     with pytest.raises(KeyboardInterrupt):
-        write_small(half, progress=stop_half_way)
+        write_small(half, progress=stop)
     (half / "source" / CLASSES[0] / "0000.png").write_bytes(b"cut off")
     write_small(half)
     write_small(whole)
