@@ -1,6 +1,7 @@
 """Backbones: equal to timm as a whole, and cut at every tap."""
 
 import copy
+from collections.abc import Iterator
 from functools import cache
 
 import pytest
@@ -26,6 +27,15 @@ CHAINS = [
     "test_convnext2",
 ]
 SINGLE = ["regnetx_002", "xcit_nano_12_p16_224"]  # a feature map, and tokens with a class token
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """These tensors are so small that threads only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @cache
@@ -127,9 +137,11 @@ def test_spatial_of_oblong_images() -> None:
     spatial = backbone.spatial(state, "embed", image_size=(64, 144))
     assert spatial.shape == (1, 192, 4, 9)
     assert torch.equal(spatial[0, :, 2, 5], tokens[0, 2 * 9 + 5])
-    state = backbone.run(torch.randn(1, 3, 64, 96), upto="embed")
-    with pytest.raises(UserError, match="24 tokens"):
-        backbone.spatial(state, "embed")
+    for width, count in ((96, 24), (80, 20)):
+        state = backbone.run(torch.randn(1, 3, 64, width), upto="embed")
+        assert backbone.spatial(state, "embed", (64, width)).shape == (1, 192, 4, count // 4)
+        with pytest.raises(UserError, match=f"the {count} tokens of backbone 'vit_tiny_patch16_224' form no"):
+            backbone.spatial(state, "embed")
 
 
 def test_spatial_of_channels_last_model() -> None:

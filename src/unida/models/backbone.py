@@ -155,13 +155,13 @@ class Backbone(nn.Module):
     def _token_grid(self, count: int, image_size: tuple[int, int] | None) -> tuple[int, int]:
         """Height and width of a grid of ``count`` tokens, of the same proportions as the image."""
         aspect = 1.0 if image_size is None else image_size[0] / image_size[1]
-        height = round(math.sqrt(count * aspect))
-        if height == 0 or count % height:
+        height, width = round(math.sqrt(count * aspect)), round(math.sqrt(count / aspect))
+        if count == 0 or height * width != count:
             raise UserError(
                 f"the {count} tokens of backbone '{self.name}' form no grid of the image's proportions: "
-                f"use images whose sides are multiples of the patch size"
+                f"tell image_size, or use square images"
             )
-        return height, count // height
+        return height, width
 
 
 def create_backbone(name: str, weights: str | Path | None = None, pretrained: bool = True) -> Backbone:
