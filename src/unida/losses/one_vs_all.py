@@ -20,7 +20,7 @@ def one_vs_all_loss(logits: Tensor, labels: Tensor) -> Tensor:
         logits: (B, 2, C).
         labels: (B,) class ids.
     """
-    margin = (logits[:, 1] - logits[:, 0]).float()  # (B, C): log-odds of "is this class"
+    margin = logits[:, 1].float() - logits[:, 0].float()  # (B, C): log-odds of "is this class"
     positive = F.softplus(-margin.gather(1, labels[:, None]).squeeze(1))
     others = margin.scatter(1, labels[:, None], float("-inf"))
     negative = F.softplus(others.amax(dim=1))  # softplus grows with the margin: the largest is the hardest
@@ -47,5 +47,5 @@ def probability_not_class(logits: Tensor, labels: Tensor) -> Tensor:
     Returns:
         (B,) in 0…1.
     """
-    margin = (logits[:, 1] - logits[:, 0]).float()
+    margin = logits[:, 1].float() - logits[:, 0].float()
     return torch.sigmoid(-margin.gather(1, labels[:, None]).squeeze(1))
