@@ -129,14 +129,16 @@ def open_benchmark_domain(
 
 
 def _benchmark_source(pair: BenchmarkPair, options: DataOptions, visible: bool) -> Source:
-    classes = pair.label_sets.source_classes
+    # In the benchmark's order, not shared classes first: a class id must not tell what the target holds.
+    wanted = set(pair.label_sets.source_classes)
+    classes = tuple(name for name in pair.benchmark.classes if name in wanted)
     pixels, names, skipped = open_benchmark_domain(pair, pair.source, "adapt", classes, options, visible)
     ids = {name: i for i, name in enumerate(classes)}
     labels = np.array([ids[name] for name in names], dtype=np.int64)
     missing = sorted(set(classes) - set(names))
     if missing:
         raise UserError(f"{pair.root}: domain {pair.source!r} has no image of {missing[0]!r}; see: unida data verify")
-    return Source(pixels, labels, tuple(classes), skipped)
+    return Source(pixels, labels, classes, skipped)
 
 
 def _benchmark_target(pair: BenchmarkPair, options: DataOptions, visible: bool) -> Target:
