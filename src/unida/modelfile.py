@@ -36,6 +36,7 @@ class ModelInfo:
 
 def build_method(config: Config, num_classes: int) -> Method:
     """The configured method on its pretrained backbone. New layers are drawn from a stream of the run's seed."""
+    torch.manual_seed(torch_seed(config.training.seed, "backbone"))  # for weights that are random on purpose
     backbone = create_backbone(config.model.backbone, config.model.weights)
     torch.manual_seed(torch_seed(config.training.seed, "new layers"))
     return _on_channels_last(METHODS[config.training.method](backbone, num_classes, config.hyper))
