@@ -59,5 +59,7 @@ class SourceOnly(Method):
             return Scores(logits, probability_not_class(self.one_vs_all(features), logits.argmax(dim=1)))
         log_p = F.log_softmax(logits, dim=1)
         if self.options.rejection == "entropy":
-            return Scores(logits, -(log_p.exp() * log_p).sum(dim=1) / math.log(self.num_classes))
+            entropy = (log_p.exp() * -log_p).sum(dim=1)
+            # Rounding can carry an even distribution above 1.
+            return Scores(logits, (entropy / math.log(self.num_classes)).clamp(max=1))
         return Scores(logits, 1 - log_p.amax(dim=1).exp())
