@@ -1,8 +1,15 @@
 """The command line: parses, calls, prints. No logic."""
 
+import contextlib
+import dataclasses
+import difflib
+import errno
+import io
+import itertools
 import os
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -52,8 +59,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _command(verbs: dict[str, Callable[[list[str]], None]], verb: str, program: str) -> Callable[[list[str]], None]:
     if verb not in verbs:
-        import difflib
-
         close = difflib.get_close_matches(verb, list(verbs), n=1)
         hint = f": did you mean {close[0]!r}?" if close else f"; there are {', '.join(verbs)}"
         raise UserError(f"there is no command '{program} {verb}'{hint}")
@@ -68,7 +73,47 @@ def _exit_with(message: str, code: int) -> None:
 
 def _parse(kind: Callable[..., T], program: str, arguments: Sequence[str], description: str) -> T:
     options = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
-    return tyro.cli(kind, prog=program, args=list(arguments), description=description, config=options)
+    said = io.StringIO()  # the parser explains errors in boxes of many lines; a user's error is one line here
+    try:
+        with contextlib.redirect_stderr(said):
+            parsed, unknown = tyro.cli(
+                kind,
+                prog=program,
+                args=list(arguments),
+                description=description,
+                config=options,
+                return_unknown_args=True,
+            )
+    except SystemExit as stop:
+        if not stop.code:  # --help
+            raise
+        raise UserError(f"{_gist(said.getvalue())}; see: {program} --help") from None
+    if unknown:
+        name = unknown[0].partition("=")[0]
+        close = difflib.get_close_matches(name, list(_option_names(kind)), n=1) if name.startswith("-") else []
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        what = "there is no option" if name.startswith("-") else "there is nothing to be done with"
+        raise UserError(f"{what} {name!r}{hint}; see: {program} --help")
+    return parsed
+
+
+def _gist(box: str) -> str:
+    """The first statement in the parser's box, in one line, without the help on options that is set in deeper."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
+    below_title = itertools.dropwhile(lambda line: not re.search("─{3}|-{3}", line), plain.splitlines())
+    content = (line[2:].rstrip("│ ") for line in itertools.islice(below_title, 1, None))  # border, space, text
+    statement = itertools.takewhile(lambda line: line.strip(" ─-"), content)
+    words = [line.strip() for line in statement if not line.startswith(" " * 8)]
+    return " ".join(words or plain.split()).rstrip(".")
+
+
+def _option_names(kind: Any) -> Iterator[str]:
+    """Every --option of a dataclass and of the dataclasses in it."""
+    for f in dataclasses.fields(kind):
+        if dataclasses.is_dataclass(f.type):
+            yield from _option_names(f.type)
+        else:
+            yield f"--{f.name.replace('_', '-')}"
 
 
 def _adapt(arguments: list[str]) -> None:
@@ -103,6 +148,17 @@ def _value_of(option: str, arguments: Sequence[str]) -> str | None:
     return None
 
 
+@contextlib.contextmanager
+def _writing(option: str, file: Path) -> Iterator[None]:
+    """Tells the user which option names the file that cannot be written."""
+    try:
+        if file.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        yield
+    except OSError as error:
+        raise UserError(f"{option} {file} cannot be written ({error.strerror}): choose another file") from error
+
+
 @dataclass(frozen=True)
 class Evaluate:
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
@@ -123,7 +179,8 @@ def _evaluate(arguments: list[str]) -> None:
     result = load(options.run).evaluate(options.target, progress=True)
     print("\n".join([*metric_lines(result.scalars()), "", *class_lines(result)]))
     if options.json is not None:
-        write_text(options.json, result_json(result))
+        with _writing("--json", options.json):
+            write_text(options.json, result_json(result))
 
 
 @dataclass(frozen=True)
@@ -141,10 +198,8 @@ def _predict(arguments: list[str]) -> None:
     from unida.run import load
 
     predictions = load(options.run).predict(options.images, progress=True)
-    try:
+    with _writing("--csv", options.csv):
         predictions.write_csv(options.csv)
-    except OSError as error:
-        raise UserError(f"--csv {options.csv} cannot be written ({error.strerror}): choose another file") from error
     unknown = sum(p.label == "unknown" for p in predictions)
     print(f"{len(predictions)} images, {unknown} of them unknown; answers are in {options.csv}")
     for item in predictions.skipped:
@@ -226,12 +281,13 @@ def _data_show(arguments: list[str]) -> None:
     options = _parse(Show, "unida data show", arguments, "A contact sheet: some pictures of every class.")
     from unida.data.show import show_benchmark, show_folders
 
-    if options.benchmark is not None:
-        if options.pair is None:
-            raise UserError("--benchmark needs --pair A:B: the two domains to show")
-        sheet = show_benchmark(options.benchmark, options.folder, options.pair, options.out, options.per_class)
-    else:
-        sheet = show_folders(options.folder, options.target, options.out, options.per_class)
+    if options.benchmark is not None and options.pair is None:
+        raise UserError("--benchmark needs --pair A:B: the two domains to show")
+    with _writing("--out", options.out):
+        if options.benchmark is not None and options.pair is not None:
+            sheet = show_benchmark(options.benchmark, options.folder, options.pair, options.out, options.per_class)
+        else:
+            sheet = show_folders(options.folder, options.target, options.out, options.per_class)
     print(f"wrote {sheet}")
 
 

@@ -1,5 +1,8 @@
 """The folder that a run owns: made anew, or found again to be resumed. Never another run's."""
 
+import contextlib
+import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,14 +20,14 @@ class Claim:
     config: Config  # complete: nothing is left to be chosen by the machine
     folder: Path
     is_new: bool
+    made: tuple[Path, ...] = ()  # folders that were not there before, the innermost first
 
     def release(self) -> None:
         """Leave no trace of a run that could not start."""
         if self.is_new:
             for name in ("config.yaml", "log.txt"):
                 (self.folder / name).unlink(missing_ok=True)
-            if not any(self.folder.iterdir()):
-                self.folder.rmdir()
+            _remove_empty(self.made)
 
 
 def claim_folder(config: Config, has_gpu: bool) -> Claim:
@@ -43,12 +46,21 @@ def claim_folder(config: Config, has_gpu: bool) -> Claim:
         raise UserError(f"--out {folder} already holds other files: choose a new folder")
     complete = _complete(config, has_gpu)
     benchmark_pair(complete.data)  # the cheapest check of all: are the options there?
+    made = tuple(itertools.takewhile(lambda path: not path.exists(), (folder, *folder.parents)))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         save_config(complete, saved)
     except OSError as error:
+        _remove_empty(made)
         raise UserError(f"--out {folder} cannot be written ({error.strerror}): choose another folder") from error
-    return Claim(complete, folder, is_new=True)
+    return Claim(complete, folder, is_new=True, made=made)
+
+
+def _remove_empty(folders: Iterable[Path]) -> None:
+    """Remove folders in this order until one holds something, or is not there."""
+    with contextlib.suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
 
 
 def _complete(config: Config, has_gpu: bool) -> Config:

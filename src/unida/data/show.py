@@ -34,7 +34,7 @@ def show_benchmark(name: str, root: Path, pair: str, out: Path, per_class: int) 
 
 
 def benchmark_lines() -> list[str]:
-    """Every benchmark: domains with published sizes, and label sets by setting as shared/source-private/target-private."""
+    """Every benchmark: domains with published sizes, and by setting the numbers of shared and private classes."""
     lines: list[str] = []
     for name in available():
         benchmark = load_benchmark(name)
