@@ -90,6 +90,7 @@ def open_domains(options: DataOptions, visible: bool = True) -> tuple[Source, Ta
     source_pixels = _open(source_files, "source", options, visible)
     _refuse_lost_classes(source_files, source_pixels.files, options)
     source_pixels, target_pixels = _apply_duplicates(source_pixels, target.pixels, options)
+    _refuse_dropped_whole(source_files, source_pixels, target_pixels, options)
     classes, labels = labelled_by_folder(source_pixels.files)
     _refuse_thin_classes(classes, labels, options)
     return (
@@ -197,6 +198,21 @@ def _refuse_lost_classes(scanned: Sequence[ImageFile], readable: Sequence[ImageF
     lost = sorted({class_of(file) or "" for file in scanned} - {class_of(file) or "" for file in readable})
     if lost:
         raise UserError(f"--source {options.source}: no image of class {lost[0]!r} can be read: mend or remove it")
+
+
+def _refuse_dropped_whole(scanned: Sequence[ImageFile], source: Pixels, target: Pixels, options: DataOptions) -> None:
+    """--duplicates drop must not make a class, or the target, vanish in silence."""
+    lost = sorted({class_of(file) or "" for file in scanned} - {class_of(file) or "" for file in source.files})
+    if lost:
+        raise UserError(
+            f"--source {options.source}: every image of class {lost[0]!r} is a copy of another class's: remove the "
+            "folder, or pass --duplicates keep"
+        )
+    if len(target) == 0:
+        raise UserError(
+            f"--target {options.target}: every image of it is a copy of one of the source: pass --duplicates keep, "
+            "or choose another folder"
+        )
 
 
 def _refuse_thin_classes(classes: Sequence[str], labels: np.ndarray, options: DataOptions) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from unida.config import DataOptions
 from unida.data.cache import Pixels
-from unida.data.domains import Target, benchmark_pair, open_benchmark_domain, open_target
+from unida.data.domains import Target, benchmark_pair, open_benchmark_domain, open_domains, open_target
 from unida.errors import UserError
 
 
@@ -63,7 +63,10 @@ def read_truth_of_run(
         truth = read_truth(options, None, classes, visible)
     else:
         assert options.target is not None
-        truth = read_truth(replace(options, target_labels=True), open_target(options, visible), classes, visible)
+        # Which images were dropped as copies only the two folders together tell.
+        together = folder is None and options.duplicates == "drop"
+        target = open_domains(options, visible)[1] if together else open_target(options, visible)
+        truth = read_truth(replace(options, target_labels=True), target, classes, visible)
     assert truth is not None  # labels were asked for
     return truth
 
