@@ -6,6 +6,7 @@ Option names are unique across the groups, so the command line (`--batch-size 36
 
 import dataclasses
 import difflib
+import math
 import os
 import typing
 from collections.abc import Mapping
@@ -72,6 +73,17 @@ class ModelOptions:
     """Any timm model."""
     weights: Annotated[str | None, _shown("FILE", "(default: pretrained, by the backbone's name)")] = None
     """Weights of the backbone from a local .safetensors or .pth file; "none" for random ones."""
+    train: Annotated[
+        Literal["auto", "all", "tail", "head"], _shown("all|tail|head", "(default: tail, or all with a GPU)")
+    ] = "auto"
+    """all: fine-tune everything; tail: freeze up to --tap, keep its features and train what follows, in minutes on a
+    CPU; head: freeze the whole backbone."""
+    tap: Annotated[str | None, _shown("NAME", "(default: before the backbone's last stage)")] = None
+    """Where --train tail cuts the backbone."""
+    views: int = 4
+    """Random crops and mirrors of each image that --train tail and head keep features of."""
+    feature_format: Literal["fp16", "bf16"] = "fp16"
+    """Number format of kept features."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +187,7 @@ def check(config: Config) -> Config:
         "devices": training.devices,
         "num_nodes": training.num_nodes,
         "image_size": data.image_size,
+        "views": config.model.views,
         "crop": data.crop,
         "min_images_per_class": data.min_images_per_class,
         "log_every": output.log_every,
@@ -184,13 +197,16 @@ def check(config: Config) -> Config:
         "clip_norm": training.clip_norm,
     }
     for name, number in positive.items():
-        if number is not None and number <= 0:
-            raise UserError(f"--{name.replace('_', '-')} is {number}: it must be above 0")
-    for name, number in {"seed": training.seed, "eval_every": output.eval_every}.items():
-        if number < 0:
-            raise UserError(f"--{name.replace('_', '-')} is {number}: it must not be below 0")
+        if number is not None and not 0 < number < math.inf:
+            raise UserError(f"--{name.replace('_', '-')} is {number}: it must be above 0, and finite")
+    not_negative = {"seed": training.seed, "eval_every": output.eval_every, "weight_decay": training.weight_decay}
+    for name, number in not_negative.items():
+        if not 0 <= number < math.inf:
+            raise UserError(f"--{name.replace('_', '-')} is {number}: it must not be below 0, and finite")
+    if not 0 <= training.momentum < 1:
+        raise UserError(f"--momentum is {training.momentum}: it must be 0 or more, and below 1")
     if data.crop > data.image_size:
-        raise UserError(f"--crop {data.crop} is larger than --image-size {data.image_size}")
+        raise UserError(f"--crop {data.crop} is larger than --image-size {data.image_size}: lower it, or raise that")
     if output.oracle_best and not output.eval_every:
         raise UserError("--oracle-best compares evaluations: say how often with --eval-every N")
     return config
@@ -198,18 +214,26 @@ def check(config: Config) -> Config:
 
 def save_config(config: Config, path: Path) -> None:
     """Write the complete config, readable by a person."""
-    plain = {group: _plain(dataclasses.asdict(getattr(config, group))) for group in _groups(type(config))}
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(yaml.safe_dump(plain, sort_keys=False))
+    temporary.write_text(config_to_yaml(config))
     os.replace(temporary, path)
+
+
+def config_to_yaml(config: Config) -> str:
+    plain = {group: _plain(dataclasses.asdict(getattr(config, group))) for group in _groups(type(config))}
+    return yaml.safe_dump(plain, sort_keys=False)
+
+
+def config_from_yaml(text: str) -> Config:
+    plain = yaml.safe_load(text)
+    cls = config_class(plain["training"]["method"])
+    return cls(**{group: _build(kind, plain[group]) for group, kind in _groups(cls).items()})
 
 
 def load_config(path: Path) -> Config:
     """Read a config back; a key that is unknown or missing is an error that names it."""
     try:
-        plain = yaml.safe_load(path.read_text())
-        cls = config_class(plain["training"]["method"])
-        return cls(**{group: _build(kind, plain[group]) for group, kind in _groups(cls).items()})
+        return config_from_yaml(path.read_text())
     except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
         raise UserError(f"{path} is not the config of a run: {error!r}") from error
 

@@ -1,16 +1,17 @@
 """A run from options to answers: data, training, evaluation, in this order."""
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import torch
 from lightning_fabric import Fabric
 
-from unida.config import Config
+from unida.config import Config, TrainingOptions, config_from_yaml, config_to_yaml
 from unida.data.augment import Preprocess
 from unida.data.domains import Source, Target, open_domains
 from unida.errors import UserError
@@ -20,7 +21,7 @@ from unida.evaluation.predict import Predictions, name_answers
 from unida.evaluation.truth import Truth, read_truth
 from unida.methods.base import Method
 from unida.modelfile import build_method, save_model
-from unida.runfolder import claim_folder
+from unida.runfolder import Claim, claim_folder
 from unida.summary import describe_end, describe_start, summary_line, write_metrics, write_skipped
 from unida.training.logging import logging_to
 from unida.training.loop import BatchStream, Training, peak_memory_bytes
@@ -38,58 +39,104 @@ class _Domains:
 
 def execute(config: Config) -> Path:
     """Carry out a run, or the rest of one that was interrupted."""
-    training = config.training
-    fabric = Fabric(
-        accelerator=training.accelerator,
-        devices=training.devices,
-        num_nodes=training.num_nodes,
-        precision=training.precision,
-    )
+    fabric = _open_fabric(config.training)
     fabric.launch()
-    claim = _main_process_first(fabric, lambda: claim_folder(config, fabric.device.type != "cpu"), again=False)
+    is_main = fabric.is_global_zero
+    claim = _claim_for_all(config, fabric)
     config, folder = claim.config, claim.folder
-    with logging_to(folder if fabric.is_global_zero else None):
+    with logging_to(folder if is_main else None, visible=is_main), torch.random.fork_rng():
         try:
-            domains = _main_process_first(fabric, lambda: _open_all(config, fabric.is_global_zero))
-        except UserError:
-            claim.release()
-            raise
-        if fabric.is_global_zero:
-            describe_start(config, domains.source, domains.target, str(fabric.device))
-        with torch.random.fork_rng():
+            _refuse_uneven_batches(config, fabric.world_size)
+            domains = _main_process_first(fabric, lambda: _open_all(config, is_main))
             method = build_method(config, len(domains.source.classes))
-            _train_and_report(fabric, method, domains, config, folder)
+            _refuse_crop(method, config)
+        except UserError:
+            if is_main:
+                claim.release()
+            raise
+        if is_main:
+            describe_start(config, domains.source, domains.target, str(fabric.device))
+        _train_and_report(fabric, method, domains, config, folder)
     return folder
 
 
-def _main_process_first(fabric: Fabric, work: Callable[[], T], again: bool = True) -> T:
-    """The main process works first (it fills the caches), the others after it; a user's error stops them all.
+def _open_fabric(training: TrainingOptions) -> Fabric:
+    devices, nodes = training.devices, training.num_nodes
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun has started the processes: it says how many there are
+        devices = int(os.environ["LOCAL_WORLD_SIZE"])
+        nodes = int(os.environ["WORLD_SIZE"]) // devices
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # or every process would say hello
+    try:
+        return Fabric(
+            accelerator=training.accelerator,
+            devices=devices,
+            num_nodes=nodes,
+            precision=training.precision,
+        )
+    except (ValueError, RuntimeError) as error:  # a name that does not exist, or a device that is not there
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise UserError(f"--accelerator {training.accelerator} with --devices {training.devices}: {reason}") from error
 
-    Args:
-        again: the other processes do the same work; otherwise they receive its result.
-    """
+
+def _claim_for_all(config: Config, fabric: Fabric) -> Claim:
+    """The main process claims the folder; the others are told, in plain text, the config that came of it."""
+    if fabric.world_size == 1:
+        return claim_folder(config, fabric.device.type != "cpu")
+    text, error, claim = "", None, None
+    if fabric.is_global_zero:
+        try:
+            claim = claim_folder(config, fabric.device.type != "cpu")
+            text = config_to_yaml(claim.config)
+        except UserError as exception:
+            error = str(exception)
+    text, error = fabric.broadcast((text, error))
+    if error is not None:
+        raise UserError(error)
+    if claim is None:
+        completed = config_from_yaml(text)
+        assert completed.output.out is not None  # or the main process had raised
+        claim = Claim(completed, completed.output.out, is_new=False)
+    return claim
+
+
+def _main_process_first(fabric: Fabric, work: Callable[[], T]) -> T:
+    """The main process works first (it fills the caches), the others after it; a user's error stops them all."""
     if fabric.world_size == 1:
         return work()
-    result, error = None, None
+    error = None
     if fabric.is_global_zero:
         try:
             result = work()
         except UserError as exception:
             error = str(exception)
-    result_for_others = None if again else result
-    error, received = fabric.broadcast((error, result_for_others))
+    error = fabric.broadcast(error)
     if error is not None:
         raise UserError(error)
-    if fabric.is_global_zero:
-        received = result
-    elif again:
-        received = work()
-    return cast(T, received)
+    return result if fabric.is_global_zero else work()
+
+
+def _refuse_uneven_batches(config: Config, processes: int) -> None:
+    """Gradients are averaged over processes: with shares of different size, some images would count more."""
+    size = config.training.batch_size
+    if size % processes:
+        raise UserError(f"--batch-size {size} cannot be shared evenly by {processes} processes: choose a multiple")
 
 
 def _open_all(config: Config, visible: bool) -> _Domains:
     source, target = open_domains(config.data, visible)
     return _Domains(source, target, read_truth(config.data, target, source.classes, visible))
+
+
+@torch.no_grad()
+def _refuse_crop(method: Method, config: Config) -> None:
+    """Some networks take sides of certain lengths only: one black picture tells, before the long work begins."""
+    crop = config.data.crop
+    method.eval()  # BatchNorm keeps its statistics
+    try:
+        method.features(torch.zeros(1, 3, crop, crop))
+    except (AssertionError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise UserError(f"--crop {crop}: backbone {config.model.backbone!r} cannot take it ({reason})") from error
 
 
 def _train_and_report(fabric: Fabric, method: Method, domains: _Domains, config: Config, folder: Path) -> None:

@@ -57,9 +57,10 @@ def answer_pixels(
     def joined(name: str) -> Tensor:
         local = torch.cat([getattr(part, name) for part in parts])
         if processes > 1:
-            gathered = fabric.all_gather(local)
-            assert isinstance(gathered, Tensor)
-            local = gathered.flatten(0, 1)
+            # Not fabric.all_gather: that one is made for gradients, and warns on every process.
+            gathered = [torch.empty_like(local) for _ in range(processes)]
+            torch.distributed.all_gather(gathered, local)
+            local = torch.cat(gathered)
         return local[:count].cpu()
 
     return Answers(joined("prediction"), joined("closed"), joined("probability"), joined("unknown_score"))

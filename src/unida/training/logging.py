@@ -55,9 +55,9 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def logging_to(folder: Path | None) -> Iterator[None]:
-    """Messages go to the terminal and, given a folder, to its log.txt."""
-    log.setLevel(logging.INFO)
+def logging_to(folder: Path | None, visible: bool = True) -> Iterator[None]:
+    """Messages go to the terminal and, given a folder, to its log.txt; nowhere if not visible."""
+    log.setLevel(logging.INFO if visible else logging.CRITICAL)
     handlers: list[logging.Handler] = []
     if not log.hasHandlers():
         terminal = logging.StreamHandler(sys.stderr)
