@@ -15,7 +15,7 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from unida.config import Config
-from unida.data.augment import Preprocess
+from unida.data.augment import Inputs
 from unida.data.domains import Source, Target
 from unida.data.sampling import BalancedSampler, ShuffledSampler, generator, shard, torch_seed
 from unida.errors import UserError
@@ -39,9 +39,9 @@ class TrainingDiverged(UserError):
 class BatchStream:
     """The batches of a run: step t's is a function of the seed and t, and each process gets its slice of it."""
 
-    def __init__(self, source: Source, target: Target, preprocess: Preprocess, config: Config, fabric: Fabric) -> None:
+    def __init__(self, source: Source, target: Target, inputs: Inputs, config: Config, fabric: Fabric) -> None:
         size, self.seed = config.training.batch_size, config.training.seed
-        self.source, self.target, self.preprocess = source, target, preprocess
+        self.source, self.target, self.inputs = source, target, inputs
         self.rank, self.processes = fabric.global_rank, fabric.world_size
         self.source_sampler = BalancedSampler(source.labels, size, self.seed)
         self.target_sampler = ShuffledSampler(len(target.pixels), size, self.seed)
@@ -53,16 +53,16 @@ class BatchStream:
         target_draw = generator(self.seed, "target view", step)
 
         def on_device(numbers: Tensor) -> Tensor:
-            return numbers.to(self.preprocess.device, non_blocking=True)
+            return numbers.to(self.inputs.device, non_blocking=True)
 
         return (
             SourceBatch(
-                images=self.preprocess.training_view(self.source.pixels, source_index, source_draw, part),
+                images=self.inputs.training_view(self.source.pixels, source_index, source_draw, part),
                 labels=on_device(torch.from_numpy(self.source.labels[source_index[part]])),
                 indices=on_device(torch.from_numpy(source_index[part])),
             ),
             TargetBatch(
-                images=self.preprocess.training_view(self.target.pixels, target_index, target_draw, part),
+                images=self.inputs.training_view(self.target.pixels, target_index, target_draw, part),
                 indices=on_device(torch.from_numpy(target_index[part])),
             ),
         )
@@ -105,6 +105,13 @@ class Training:
 
     def run(self) -> None:
         self.method.train()
+        try:
+            self._run()
+        finally:
+            if self.metrics is not None:
+                self.metrics.close()
+
+    def _run(self) -> None:
         visible = self.fabric.is_global_zero
         with _stop_requested() as stop, progress("training", self.steps, self.done, visible) as report:
             while self.done < self.steps:
@@ -119,12 +126,10 @@ class Training:
                 if self._evaluating_now():  # before the checkpoint: a run killed in between evaluates again
                     self._evaluate()
                 stopping = self._asking_others(self.done) and self._agreed(stop.is_set())
-                if self.done % self.checkpoint_every == 0 or self.done == self.steps or stopping:
+                if self._saving_now(self.done) or stopping:
                     self._save()
                 if stopping and self.done < self.steps:
                     raise Interrupted(f"stopped after step {self.done} of {self.steps}; the run is saved")
-        if self.metrics is not None:
-            self.metrics.close()
 
     def images_per_second(self) -> float:
         """Source and target images of all processes, per second of training steps."""
@@ -138,7 +143,7 @@ class Training:
         self.fabric.backward(torch.stack(list(losses.values())).sum())
         # Reading a loss waits for the device. On one CPU that costs nothing; elsewhere only the logged steps are read.
         alone_on_cpu = self.fabric.device.type == "cpu" and self.fabric.world_size == 1
-        if alone_on_cpu or self._logging_now(step + 1):
+        if alone_on_cpu or self._logging_now(step + 1) or self._saving_now(step + 1):
             self._refuse_non_finite(losses, step)
         if training.clip_norm is not None:
             self.fabric.clip_gradients(
@@ -150,6 +155,9 @@ class Training:
 
     def _logging_now(self, done: int) -> bool:
         return done % self.config.output.log_every == 0 or done == self.steps
+
+    def _saving_now(self, done: int) -> bool:
+        return done % self.checkpoint_every == 0 or done == self.steps
 
     def _asking_others(self, done: int) -> bool:
         """Agreeing with other processes waits for all of them: only done when logging. Alone, it costs nothing."""
@@ -184,12 +192,22 @@ class Training:
         finite = torch.stack(list(losses.values())).isfinite()
         if self._agreed(not bool(finite.all())):
             name = next((n for n, ok in zip(losses, finite.tolist(), strict=True) if not ok), "of another process")
-            if all(bool(p.isfinite().all()) for p in self.method.parameters()):
-                self._save()  # the weights before this step are good
-            raise TrainingDiverged(
-                f"loss {name!r} is not finite at step {step + 1}; the last good weights are kept in {self.checkpoint}. "
-                f"Start anew with a lower --lr (now {self.config.training.lr}), --clip-norm 1 or --precision 32"
-            )
+            if not self._agreed(not self._state_is_finite()):
+                self._write_checkpoint()  # the weights before this step are good
+            raise self._diverged(f"loss {name!r} is not finite at step {step + 1}")
+
+    def _state_is_finite(self) -> bool:
+        """Weights and buffers: a forward pass that overflows ruins BatchNorm's statistics before any weight."""
+        return all(bool(tensor.isfinite().all()) for tensor in self.method.state_dict().values())
+
+    def _diverged(self, what: str) -> TrainingDiverged:
+        kept = (
+            f"the last good weights are kept in {self.checkpoint}" if self.checkpoint.exists() else "nothing is saved"
+        )
+        return TrainingDiverged(
+            f"{what}; {kept}. Start anew with a lower --lr (now {self.config.training.lr}), --clip-norm 1 or "
+            "--precision 32"
+        )
 
     def _agreed(self, mine: bool) -> bool:
         """True on every process if it is true on any."""
@@ -204,6 +222,14 @@ class Training:
         return reduced
 
     def _save(self) -> None:
+        """Never replaces a good checkpoint by a bad one: a finite loss may still have had a gradient that was not."""
+        if self._agreed(not self._state_is_finite()):
+            raise self._diverged(f"a weight is not finite after step {self.done}")
+        self._write_checkpoint()
+
+    def _write_checkpoint(self) -> None:
+        if self.metrics is not None:
+            self.metrics.flush()  # what is on disk is to reach as far as the checkpoint
         if self.fabric.is_global_zero:
             scaler = self.scaler.state_dict() if self.scaler is not None else None
             save_checkpoint(self.checkpoint, self.method, self.optimiser, self.done, scaler)
