@@ -107,7 +107,7 @@ def open_target(options: DataOptions, visible: bool = True) -> Target:
         raise UserError(f"{options.target} holds no image: point it at a folder of jpg, png, webp, bmp or tiff")
     pixels = _open(files, "target", options, visible)
     if len(pixels) == 0:
-        raise UserError(f"{options.target}: none of its {len(files)} images can be read")
+        raise UserError(f"{options.target}: none of its {len(files)} images can be read: mend or replace them")
     return Target(pixels, (*skipped, *pixels.skipped))
 
 
