@@ -104,7 +104,7 @@ def oracle_best(folder: Path, last: OpenSetResult, config: Config) -> dict[str, 
 def write_skipped(path: Path, skipped: Iterable[Skipped]) -> None:
     rows = sorted((item.path, item.reason) for item in skipped)
     aside = path.with_name(path.name + ".tmp")
-    with aside.open("w", newline="") as file:
+    with aside.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:  # names are bytes
         writer = csv.writer(file)
         writer.writerow(("path", "reason"))
         writer.writerows(rows)

@@ -42,7 +42,7 @@ class Predictions(list[Prediction]):
         rows += [(s.path, "", "", "", s.reason) for s in self.skipped]
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.with_name(path.name + ".tmp")
-        with aside.open("w", newline="") as file:
+        with aside.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:  # names are bytes
             writer = csv.writer(file)
             writer.writerow(("path", "label", "probability", "unknown_score", "skipped"))
             writer.writerows(sorted(rows))
