@@ -1,0 +1,63 @@
+"""Fixtures of the training tests."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning_fabric import Fabric
+from PIL import Image
+from tiny_training import Tiny, make_config, make_method
+
+from unida.data.augment import Preprocess
+from unida.data.cache import Pixels, decode_in_memory
+from unida.data.domains import Source, Target
+from unida.data.folders import scan
+from unida.methods.base import Method
+from unida.training.loop import BatchStream, Training
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Sums in another order give other bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def pixels(tmp_path_factory: pytest.TempPathFactory) -> Pixels:
+    folder = tmp_path_factory.mktemp("noise")
+    rng = np.random.default_rng(0)
+    for i in range(15):
+        Image.fromarray(rng.integers(0, 256, (10, 10, 3), dtype=np.uint8)).save(folder / f"{i}.png")
+    return decode_in_memory(scan(folder)[0], "squash", 10)
+
+
+StartRun = Callable[..., Training]
+
+
+@pytest.fixture
+def start(pixels: Pixels, tmp_path: Path) -> StartRun:
+    """Build a `Training`: `start(kind=Tiny, folder="run", fabric=…, evaluate=…, **options)`."""
+
+    def start_run(
+        kind: Callable[[], Method] = Tiny,
+        folder: str = "run",
+        wrap: Callable[[Fabric], Any] = lambda fabric: fabric,
+        evaluate: Callable[[int], dict[str, float | None]] | None = None,
+        **options: Any,
+    ) -> Training:
+        config = make_config(**options)
+        fabric = wrap(Fabric(accelerator="cpu", devices=1, precision=config.training.precision))
+        source = Source(pixels.subset(np.arange(9)), np.arange(9) % 3, ("a", "b", "c"))
+        target = Target(pixels.subset(np.arange(9, 15)))
+        preprocess = Preprocess(8, (0.5,) * 3, (0.25,) * 3, torch.device("cpu"))
+        stream = BatchStream(source, target, preprocess, config, fabric)
+        (tmp_path / folder).mkdir(exist_ok=True)
+        return Training(fabric, make_method(kind), stream, config, tmp_path / folder, evaluate)
+
+    return start_run

@@ -1,0 +1,147 @@
+"""A checkpoint is whole or not there, is no pickle, and restores every bit."""
+
+import json
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from tiny_training import Tiny, make_method
+
+from unida.config import TrainingOptions
+from unida.errors import UserError
+from unida.training import checkpoint
+from unida.training.checkpoint import load_checkpoint, read_metadata, save_checkpoint, write_atomically
+from unida.training.optim import build_optimiser
+
+
+def state_of(method: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in method.state_dict().items()}
+
+
+def assert_same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        assert torch.equal(one[name], other[name]), name
+
+
+def train(method: torch.nn.Module, optimiser: torch.optim.Optimizer, steps: range) -> None:
+    for step in steps:
+        torch.manual_seed(step)
+        optimiser.zero_grad()
+        method.head(method.backbone(torch.randn(5, 3, 8, 8))).square().sum().backward()  # type: ignore[operator]
+        optimiser.step()
+
+
+def test_the_next_steps_after_loading_have_the_same_bits(tmp_path: Path) -> None:
+    options = TrainingOptions(lr=0.01)
+    method = make_method()
+    optimiser = build_optimiser(method, options)
+    train(method, optimiser, range(3))
+    save_checkpoint(tmp_path / "c.safetensors", method, optimiser, 3)
+    train(method, optimiser, range(3, 6))
+
+    with torch.random.fork_rng():
+        torch.manual_seed(99)
+        other = Tiny()  # other weights: all must come from the file
+    other_optimiser = build_optimiser(other, options)
+    assert load_checkpoint(tmp_path / "c.safetensors", other, other_optimiser) == (3, {})
+    train(other, other_optimiser, range(3, 6))
+    assert_same_bits(state_of(other), state_of(method))
+
+
+def test_momentum_is_restored_exactly(tmp_path: Path) -> None:
+    method = make_method()
+    optimiser = build_optimiser(method, TrainingOptions())
+    train(method, optimiser, range(2))
+    save_checkpoint(tmp_path / "c.safetensors", method, optimiser, 2)
+    other = make_method()
+    other_optimiser = build_optimiser(other, TrainingOptions())
+    load_checkpoint(tmp_path / "c.safetensors", other, other_optimiser)
+    saved, restored = optimiser.state_dict(), other_optimiser.state_dict()
+    assert len(saved["state"]) == len(list(method.parameters()))
+    for index, entries in saved["state"].items():
+        assert entries["momentum_buffer"].abs().sum() > 0
+        assert torch.equal(entries["momentum_buffer"], restored["state"][index]["momentum_buffer"])
+    assert [g["initial_lr"] for g in restored["param_groups"]] == [g["initial_lr"] for g in saved["param_groups"]]
+
+
+def test_numbers_of_the_optimiser_and_the_gradient_scaler_are_kept(tmp_path: Path) -> None:
+    method = make_method()
+    optimiser = torch.optim.Adagrad(method.parameters())
+    train(method, optimiser, range(2))
+    optimiser.state[next(method.parameters())]["note"] = 7  # a state that is no tensor
+    scaler = {"scale": 65536.0, "growth_factor": 2.0, "_growth_tracker": 3}
+    save_checkpoint(tmp_path / "c.safetensors", method, optimiser, 2, scaler)
+    other = make_method()
+    other_optimiser = torch.optim.Adagrad(other.parameters())
+    assert load_checkpoint(tmp_path / "c.safetensors", other, other_optimiser) == (2, scaler)
+    assert other_optimiser.state[next(other.parameters())]["note"] == 7
+
+
+def test_the_file_is_safetensors_and_no_pickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise AssertionError("pickle was used")
+
+    for name in ("dump", "dumps", "load", "loads", "Pickler", "Unpickler"):
+        monkeypatch.setattr(f"pickle.{name}", refuse)
+    monkeypatch.setattr(torch, "save", refuse)
+    monkeypatch.setattr(torch, "load", refuse)
+    method = make_method()
+    optimiser = build_optimiser(method, TrainingOptions())
+    train(method, optimiser, range(1))
+    path = tmp_path / "c.safetensors"
+    save_checkpoint(path, method, optimiser, 1)
+    load_checkpoint(path, method, optimiser)
+
+    content = path.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8 : 8 + length])
+    assert header["__metadata__"]["step"] == "1"
+    with safe_open(path, framework="pt") as file:
+        names = set(file.keys())
+    assert {f"method/{name}" for name in method.state_dict()} <= names
+    assert "optimiser/0/momentum_buffer" in names
+
+
+@pytest.mark.parametrize("failing", ["replace", "fsync"])
+def test_a_write_that_is_cut_off_leaves_the_old_file_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    path = tmp_path / "c.safetensors"
+    write_atomically({"x": torch.zeros(3)}, {"step": "1"}, path)
+    before = path.read_bytes()
+
+    def cut_off(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint.os, failing, cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically({"x": torch.ones(3)}, {"step": "2"}, path)
+    monkeypatch.undo()
+    assert path.read_bytes() == before
+    write_atomically({"x": torch.ones(3)}, {"step": "3"}, path)  # what was left aside is in nobody's way
+    assert read_metadata(path)["step"] == "3"
+    assert os.listdir(tmp_path) == ["c.safetensors"]
+
+
+def test_the_file_is_on_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rename that a power cut lets overtake the data would leave an empty file under the good name."""
+    events: list[str] = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(checkpoint.os, "fsync", lambda fd: (events.append("fsync"), fsync(fd)))
+    monkeypatch.setattr(checkpoint.os, "replace", lambda a, b: (events.append("replace"), replace(a, b)))
+    write_atomically({"x": torch.zeros(3)}, {}, tmp_path / "new" / "c.safetensors")
+    assert events[:2] == ["fsync", "replace"]
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint at all", b"\x08" + b"\0" * 7 + b"{}      "[:4]])
+def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "c.safetensors"
+    path.write_bytes(content)
+    method = make_method()
+    with pytest.raises(UserError, match=r"c\.safetensors cannot be read"):
+        load_checkpoint(path, method, build_optimiser(method, TrainingOptions()))
