@@ -71,7 +71,7 @@ def _exit_with(message: str, code: int) -> None:
     sys.exit(code)
 
 
-def _parse(kind: Callable[..., T], program: str, arguments: Sequence[str], description: str) -> T:
+def _parse(kind: type[T], program: str, arguments: Sequence[str], description: str, default: T | None = None) -> T:
     options = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
     said = io.StringIO()  # the parser explains errors in boxes of many lines; a user's error is one line here
     try:
@@ -117,21 +117,23 @@ def _option_names(kind: Any) -> Iterator[str]:
 
 
 def _adapt(arguments: list[str]) -> None:
-    from unida.config import TrainingOptions, check, config_class, load_config
+    from unida.config import TrainingOptions, check, config_class, config_to_resume, keep_saved
     from unida.pipeline import execute
     from unida.training.loop import Interrupted
 
-    chosen = _value_of("--method", arguments)
-    out = _value_of("--out", arguments)
-    if chosen is None and "--resume" in arguments and out is not None and (Path(out) / "config.yaml").exists():
-        chosen = load_config(Path(out) / "config.yaml").training.method
-    config_type = config_class(chosen or TrainingOptions.method)
+    saved = config_to_resume(_value_of("--out", arguments), "--resume" in arguments)
+    config_type = config_class(
+        _value_of("--method", arguments) or (saved.training.method if saved else TrainingOptions.method)
+    )
     description = (
         "Adapt a classifier from a labelled source to an unlabelled target.\n\n"
         "  unida adapt --source photos/labelled --target photos/new --out runs/first\n\n"
         "The last group of options belongs to the method that --method names."
     )
     config: Any = _parse(config_type, "unida adapt", arguments, description)
+    if saved is not None:
+        said = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in arguments}
+        config = keep_saved(config, saved, said)
     try:
         execute(check(config))
     except Interrupted as stop:

@@ -9,7 +9,7 @@ import difflib
 import math
 import os
 import typing
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -162,7 +162,8 @@ def config_class(method: str) -> type[Config]:
 
 def config_from_options(options: Mapping[str, Any]) -> Config:
     """Flat names and values, as in `unida.adapt(**options)`, to a checked config."""
-    cls = config_class(str(options.get("method", TrainingOptions.method)))
+    saved = config_to_resume(options.get("out"), bool(options.get("resume")))
+    cls = config_class(str(options.get("method", saved.training.method if saved else TrainingOptions.method)))
     groups = _groups(cls)
     home = {f.name: group for group, kind in groups.items() for f in dataclasses.fields(kind)}
     values: dict[str, dict[str, Any]] = {group: {} for group in groups}
@@ -170,7 +171,25 @@ def config_from_options(options: Mapping[str, Any]) -> Config:
         if name not in home:
             raise UserError(f"there is no option {name!r}{_suggestion(name, home)}; see: unida adapt --help")
         values[home[name]][name] = value
-    return check(cls(**{group: _build(kind, values[group]) for group, kind in groups.items()}))
+    config = cls(**{group: _build(kind, values[group]) for group, kind in groups.items()})
+    return check(config if saved is None else keep_saved(config, saved, options))
+
+
+def keep_saved(config: Config, saved: Config, said: Container[str]) -> Config:
+    """A config to resume with: what was not said stays as it was saved. Not where the method is another one."""
+    if type(config.hyper) is not type(saved.hyper):
+        return config
+    groups = {}
+    for group in _groups(type(config)):
+        kept = {name: value for name, value in vars(getattr(saved, group)).items() if name not in said}
+        groups[group] = dataclasses.replace(getattr(config, group), **kept)
+    return dataclasses.replace(config, **groups)
+
+
+def config_to_resume(out: str | os.PathLike[str] | None, resume: bool) -> Config | None:
+    """The config of the run that --resume goes on with, if there is one."""
+    saved = Path(out) / "config.yaml" if resume and isinstance(out, str | os.PathLike) else None
+    return load_config(saved) if saved is not None and saved.exists() else None
 
 
 def method_options(method: str, values: Mapping[str, Any]) -> Any:
@@ -238,15 +257,9 @@ def load_config(path: Path) -> Config:
         raise UserError(f"{path} is not the config of a run: {error!r}") from error
 
 
-def given_options(config: Config) -> dict[str, Any]:
-    """The options, flat, that differ from their defaults: what the user asked for."""
-    cls, given = type(config), {}
-    for group, kind in _groups(cls).items():
-        asked, default = getattr(config, group), kind()
-        for f in dataclasses.fields(kind):
-            if getattr(asked, f.name) != getattr(default, f.name):
-                given[f.name] = getattr(asked, f.name)
-    return given
+def flat_options(config: Config) -> dict[str, Any]:
+    """Every option and its value, without groups."""
+    return {name: value for group in _groups(type(config)) for name, value in vars(getattr(config, group)).items()}
 
 
 def _groups(cls: type[Config]) -> dict[str, type[Any]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from unida.config import Config, given_options, load_config, save_config
+from unida.config import Config, flat_options, load_config, save_config
 from unida.data.domains import benchmark_pair
 from unida.errors import UserError
 from unida.models.weights import NO_WEIGHTS, default_backbone
@@ -92,20 +92,20 @@ def _complete(config: Config, has_gpu: bool) -> Config:
 
 
 def _resumed(asked: Config, saved: Config) -> Config:
-    """The saved config; options given with --resume may repeat it but not change it."""
-    for name, value in given_options(_complete(asked, has_gpu=False)).items():
-        if name in ("out", "resume", "devices", "num_nodes", "accelerator", "cache"):
-            continue
-        before = next((getattr(g, name) for g in _group_values(saved) if hasattr(g, name)), None)
-        asked_for_it = name in given_options(asked)
-        if asked_for_it and before != value:
-            raise UserError(
-                f"--{name.replace('_', '-')} is {value}, but the run in {asked.output.out} was started with {before}: "
-                "leave it out to resume, or start a new run in another --out"
-            )
-    machine = {k: getattr(asked.training, k) for k in ("devices", "num_nodes", "accelerator")}
-    return replace(saved, training=replace(saved.training, **machine), output=replace(saved.output, resume=True))
-
-
-def _group_values(config: Config) -> list[Any]:
-    return [config.data, config.model, config.training, config.output, config.hyper]
+    """The saved config, on the machine asked for. Nothing else may differ from it: that would be another run."""
+    machine = ("accelerator", "devices", "num_nodes")
+    before, now = flat_options(saved), flat_options(_complete(asked, has_gpu=False))
+    changed = (
+        name for name in now if name not in (*machine, "out", "resume", "cache") and now[name] != before.get(name)
+    )
+    for name in sorted(changed, key=lambda name: name != "method"):  # another method brings other options
+        raise UserError(
+            f"--{name.replace('_', '-')} is {now[name]}, but the run in {asked.output.out} was started with "
+            f"{before.get(name)}: leave it out to resume, or start a new run in another --out"
+        )
+    return replace(
+        saved,
+        data=replace(saved.data, cache=now["cache"]),
+        training=replace(saved.training, **{name: now[name] for name in machine}),
+        output=replace(saved.output, resume=True),
+    )
