@@ -89,10 +89,13 @@ def open_domains(options: DataOptions, visible: bool = True) -> tuple[Source, Ta
     target = open_target(options, visible)
     source_pixels = _open(source_files, "source", options, visible)
     _refuse_lost_classes(source_files, source_pixels.files, options)
+    count = len(source_pixels) + len(target.pixels)
     source_pixels, target_pixels = _apply_duplicates(source_pixels, target.pixels, options)
     _refuse_dropped_whole(source_files, source_pixels, target_pixels, options)
     classes, labels = labelled_by_folder(source_pixels.files)
     _refuse_thin_classes(classes, labels, options)
+    if dropped := count - len(source_pixels) - len(target_pixels):
+        log.info("dropped %d copies of other files", dropped)
     return (
         Source(source_pixels, labels, tuple(classes), (*source_skipped, *source_pixels.skipped)),
         Target(target_pixels, target.skipped),
@@ -186,10 +189,9 @@ def _apply_duplicates(source: Pixels, target: Pixels, options: DataOptions) -> t
             "delete the copies, or pass --duplicates drop or --duplicates keep"
         )
     copies = {file.path for group in groups for file in group[1:]}
-    log.info("dropped %d copies of other files", len(copies))
 
     def without_copies(pixels: Pixels) -> Pixels:
-        return pixels.subset([i for i, file in enumerate(pixels.files) if file.path not in copies])
+        return pixels.subset(np.array([file.path not in copies for file in pixels.files], dtype=bool))
 
     return without_copies(source), without_copies(target)
 
