@@ -1,0 +1,96 @@
+"""A tiny pair of folders, one finished run of them, and the command line called as a user would call it."""
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from unida.cli import main
+from unida.data.glyphs import GlyphFolders, write_glyphs
+
+
+class Answer(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Cli = Callable[[Sequence[str | Path]], Answer]
+
+
+@pytest.fixture(scope="session")
+def glyphs(tmp_path_factory: pytest.TempPathFactory) -> GlyphFolders:
+    """Source: star, house, heart, arrow; target: star, house, heart, key, tree; four pictures of each."""
+    folder = tmp_path_factory.mktemp("glyphs")
+    return write_glyphs(folder, shared=3, source_private=1, target_private=2, per_class=4, size=40)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Options under which a run takes a second. One cache for all: what it holds is no part of any run."""
+    return {
+        "--backbone": "test_resnet.r160_in1k",
+        "--weights": "none",
+        "--image-size": "40",
+        "--crop": "32",
+        "--steps": "3",
+        "--batch-size": "4",
+        "--cache": str(tmp_path_factory.mktemp("cache")),
+    }
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """The command line in this process; a traceback is an exception here, and fails the test."""
+
+    def call(arguments: Sequence[str | Path]) -> Answer:
+        # The test runner listens to the root logger; without it, messages go to stderr as they do for a user.
+        monkeypatch.setattr(logging.getLogger(), "handlers", [])
+        capsys.readouterr()
+        code = 0
+        try:
+            main([str(argument) for argument in arguments])
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        return Answer(code, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def shell() -> Callable[..., Answer]:
+    """`python -m unida` in a process of its own."""
+
+    def call(arguments: Sequence[str | Path], **environment: str) -> Answer:
+        done = subprocess.run(
+            [sys.executable, "-m", "unida", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+            timeout=300,
+            check=False,
+        )
+        return Answer(done.returncode, done.stdout, done.stderr)
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def finished(
+    glyphs: GlyphFolders,
+    tiny: dict[str, str],
+    shell: Callable[..., Answer],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """A run of the real command, with labels of the target for evaluation. Not to be changed: copy it."""
+    out = tmp_path_factory.mktemp("runs") / "first"
+    options = [word for pair in tiny.items() for word in pair]
+    folders = ["--source", glyphs.source, "--target", glyphs.target, "--out", out]
+    answer = shell(["adapt", *folders, *options, "--target-labels", "--eval-every", "2"])
+    assert answer.code == 0, answer.err
+    return out

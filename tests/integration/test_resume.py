@@ -1,0 +1,189 @@
+"""A run that is killed, at any moment, and resumed ends as one that never was."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tiny_runs import ENVIRONMENT, adapt_arguments, last_step, lines_of, model_hash, run_here, start_process
+
+from unida.data.glyphs import write_glyphs
+from unida.training.checkpoint import read_metadata
+
+STEPS = 60
+CHECKPOINT_EVERY = 9
+# BatchNorm (buffers to restore) and intervals that do not divide each other.
+OPTIONS = {"steps": STEPS, "checkpoint_every": CHECKPOINT_EVERY, "eval_every": 7}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pictures; some are large, so that decoding takes long enough to be killed in the middle."""
+    folder = tmp_path_factory.mktemp("resume")
+    folders = write_glyphs(folder / "data", shared=2, source_private=1, target_private=1, per_class=4, size=40)
+    rng = np.random.default_rng(0)
+    for i in range(8):
+        noise = Image.fromarray(rng.integers(0, 256, (1600, 1600, 3), dtype=np.uint8))
+        noise.save(folders.target / folders.target_private[0] / f"large{i}.png", compress_level=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(place: Path) -> Path:
+    """The run that nobody disturbed."""
+    assert run_here(arguments(place, "whole")) == 0
+    return place / "whole"
+
+
+def arguments(place: Path, name: str) -> list[str]:
+    """Each run with a cache of its own: the killed one begins with nothing."""
+    source, target = place / "data" / "source", place / "data" / "target"
+    return adapt_arguments(source, target, place / name, place / f"cache of {name}", **OPTIONS)
+
+
+def resume(run: Path) -> int:
+    return run_here(["adapt", "--out", str(run), "--resume"])
+
+
+def assert_same_end(run: Path, whole: Path) -> None:
+    assert model_hash(run) == model_hash(whole)
+    assert lines_of(run) == lines_of(whole)
+    assert last_step(run) == last_step(whole)
+    assert (run / "predictions.csv").read_bytes() == (whole / "predictions.csv").read_bytes()
+
+
+def wait_for(happened: Callable[[], object], process: "subprocess.Popen[str]") -> None:
+    deadline = time.monotonic() + 120
+    while not happened():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def lines_written(run: Path) -> int:
+    path = run / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def test_the_undisturbed_run_is_what_the_others_are_held_to(whole: Path) -> None:
+    lines = lines_of(whole)
+    assert [line["step"] for line in lines if line["kind"] == "train"] == list(range(1, STEPS + 1))
+    assert [line["step"] for line in lines if line["kind"] == "evaluation"] == list(range(7, STEPS, 7))
+    assert lines[0]["total"] != lines[-2]["total"]
+
+
+def test_killed_while_pictures_are_decoded(place: Path, whole: Path) -> None:
+    run = place / "killed early"
+    process = start_process(arguments(place, "killed early"))
+    half_written = (place / "cache of killed early" / "pixels").glob
+    wait_for(lambda: any(half_written("*.tmp-*")), process)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert any(half_written("*.tmp-*"))
+    assert not (run / "checkpoint").exists()
+    assert resume(run) == 0
+    assert_same_end(run, whole)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_killed_at_a_random_step(place: Path, whole: Path, seed: int) -> None:
+    run = place / f"killed {seed}"
+    process = start_process(arguments(place, run.name))
+    after = random.Random(seed).randint(1, STEPS // 2)
+    wait_for(lambda: lines_written(run) >= after, process)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert not (run / "checkpoint" / "model.safetensors").exists()
+    assert resume(run) == 0
+    assert_same_end(run, whole)
+
+
+KILL_AT_CHECKPOINT = """
+import os, signal, sys
+from unida.cli import main
+from unida.training import checkpoint
+
+nth, moment = int(sys.argv[1]), sys.argv[2]
+replace, saves = os.replace, 0
+
+def replace_and_die(aside, path):
+    global saves
+    if os.path.basename(path) != "resume.safetensors":
+        return replace(aside, path)
+    saves += 1
+    if saves == nth and moment == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    replace(aside, path)
+    if saves == nth:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+checkpoint.os.replace = replace_and_die
+main(sys.argv[3:])
+"""
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_killed_at_the_rename_of_a_random_checkpoint(place: Path, whole: Path, moment: str) -> None:
+    run = place / f"killed {moment} rename"
+    nth = random.Random(moment).randint(2, STEPS // CHECKPOINT_EVERY)
+    command = [sys.executable, "-c", KILL_AT_CHECKPOINT, str(nth), moment, *arguments(place, run.name)]
+    ended = subprocess.run(command, env=ENVIRONMENT, capture_output=True, check=False)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    known = nth - 1 if moment == "before" else nth
+    assert int(read_metadata(run / "checkpoint" / "resume.safetensors")["step"]) == known * CHECKPOINT_EVERY
+    assert resume(run) == 0
+    assert_same_end(run, whole)
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(place: Path, whole: Path) -> None:
+    run = place / "stopped"
+    process = start_process(arguments(place, "stopped"))
+    wait_for(lambda: lines_written(run) >= 5, process)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    step = int(read_metadata(run / "checkpoint" / "resume.safetensors")["step"])
+    assert 4 <= step < STEPS
+    assert f"stopped after step {step} of {STEPS}; the run is saved." in errors
+    assert f"Go on with: unida adapt --out {run} --resume" in errors
+    assert resume(run) == 0
+    assert_same_end(run, whole)
+
+
+def test_resuming_a_finished_run_changes_nothing_that_matters(place: Path, whole: Path) -> None:
+    before = {name: (whole / name).read_bytes() for name in ("metrics.jsonl", "predictions.csv", "config.yaml")}
+    weights, metrics = model_hash(whole), last_step(whole)
+    assert resume(whole) == 0
+    assert (model_hash(whole), last_step(whole)) == (weights, metrics)
+    assert {name: (whole / name).read_bytes() for name in before} == before
+
+
+def test_resuming_needs_a_run_and_a_new_run_an_empty_folder(
+    place: Path, whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = model_hash(whole)
+    assert run_here(arguments(place, "whole")) == 2
+    assert "already holds a run" in capsys.readouterr().err
+    assert run_here(["adapt", "--out", str(whole), "--resume", "--steps", "99"]) == 2
+    assert "--steps is 99" in capsys.readouterr().err
+    assert model_hash(whole) == before
+    assert not any(name.endswith(".tmp") for name in os.listdir(whole))

@@ -1,0 +1,74 @@
+"""Runs that take a second or two, on drawn pictures, for the integration tests."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+
+from unida.cli import main
+
+# One thread: sums in another order give other bits, and the machine may be shared.
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def adapt_arguments(source: Path, target: Path, out: Path, cache: Path, **changes: Any) -> list[str]:
+    """`adapt …`; a change of None leaves the option out, True makes it a flag."""
+    options: dict[str, Any] = {
+        "source": source,
+        "target": target,
+        "out": out,
+        "cache": cache,
+        "backbone": "test_resnet",
+        "weights": "none",
+        "image_size": 40,
+        "crop": 32,
+        "batch_size": 4,
+        "steps": 8,
+        "log_every": 1,
+        "accelerator": "cpu",
+        "target_labels": True,
+        **changes,
+    }
+    words = ["adapt"]
+    for name, value in options.items():
+        if value is not None:
+            words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return words
+
+
+def run_here(arguments: list[str]) -> int:
+    """The command in this process: its exit code."""
+    try:
+        main(arguments)
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def start_process(arguments: list[str], *launcher: str, **options: Any) -> "subprocess.Popen[str]":
+    """The real entry point, its output kept."""
+    command = [*(launcher or (sys.executable,)), "-m", "unida", *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env=ENVIRONMENT, **pipes, **options)  # type: ignore[call-overload, no-any-return]
+
+
+def model_hash(run: Path) -> str:
+    return hashlib.sha256((run / "checkpoint" / "model.safetensors").read_bytes()).hexdigest()
+
+
+def last_step(run: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((run / "metrics.json").read_text())
+    return content["last_step"]  # type: ignore[no-any-return]
+
+
+def lines_of(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def all_weights(run: Path) -> dict[str, Any]:
+    return load_file(run / "checkpoint" / "resume.safetensors")
