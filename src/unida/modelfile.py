@@ -14,7 +14,8 @@ from unida.data.sampling import torch_seed
 from unida.errors import UserError
 from unida.methods import METHODS
 from unida.methods.base import Method
-from unida.models.backbone import create_backbone
+from unida.models.backbone import POOLED, create_backbone
+from unida.models.features import TORCH_FORMAT, FeatureFormat
 from unida.models.weights import NO_WEIGHTS
 from unida.training.checkpoint import read_metadata, write_atomically
 
@@ -32,12 +33,17 @@ class ModelInfo:
     resize: ResizeMode
     image_size: int
     crop: int
+    frozen_at: str | None  # features at this place are rounded as they were in training
+    feature_format: FeatureFormat
 
 
 def build_method(config: Config, num_classes: int) -> Method:
     """The configured method on its pretrained backbone. New layers are drawn from a stream of the run's seed."""
     torch.manual_seed(torch_seed(config.training.seed, "backbone"))  # for weights that are random on purpose
     backbone = create_backbone(config.model.backbone, config.model.weights)
+    if config.model.train in ("tail", "head"):
+        tap = POOLED if config.model.train == "head" else config.model.tap or backbone.default_tap
+        backbone.freeze(tap, TORCH_FORMAT[config.model.feature_format])
     torch.manual_seed(torch_seed(config.training.seed, "new layers"))
     return _on_channels_last(METHODS[config.training.method](backbone, num_classes, config.hyper))
 
@@ -53,6 +59,8 @@ def save_model(path: Path, method: Method, config: Config, classes: tuple[str, .
         resize=config.data.resize,
         image_size=config.data.image_size,
         crop=config.data.crop,
+        frozen_at=method.backbone.frozen_at,
+        feature_format=config.model.feature_format,
     )
     write_atomically(method.state_dict(), {"unida": json.dumps(asdict(info))}, path)
 
@@ -68,6 +76,8 @@ def load_model(path: Path) -> tuple[Method, ModelInfo]:
         raise UserError(f"{path} was made by another version of unida: it has no method {info.method!r}")
     backbone = create_backbone(info.backbone, NO_WEIGHTS)
     backbone.mean, backbone.std = info.mean, info.std
+    if info.frozen_at is not None:
+        backbone.freeze(info.frozen_at, TORCH_FORMAT[info.feature_format])
     method = METHODS[info.method](backbone, len(info.classes), method_options(info.method, info.options))
     method.load_state_dict(load_file(path))
     return _on_channels_last(method).eval(), info

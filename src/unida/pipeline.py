@@ -12,7 +12,7 @@ import torch
 from lightning_fabric import Fabric
 
 from unida.config import Config, TrainingOptions, config_from_yaml, config_to_yaml
-from unida.data.augment import Preprocess
+from unida.data.augment import Inputs, Preprocess
 from unida.data.domains import Source, Target, open_domains
 from unida.errors import UserError
 from unida.evaluation.answers import Answers, answer_pixels
@@ -21,6 +21,7 @@ from unida.evaluation.predict import Predictions, name_answers
 from unida.evaluation.truth import Truth, read_truth
 from unida.methods.base import Method
 from unida.modelfile import build_method, save_model
+from unida.models.features import FeatureInputs, stem_of
 from unida.runfolder import Claim, claim_folder
 from unida.summary import describe_end, describe_start, summary_line, write_metrics, write_skipped
 from unida.training.logging import logging_to
@@ -139,18 +140,34 @@ def _refuse_crop(method: Method, config: Config) -> None:
         raise UserError(f"--crop {crop}: backbone {config.model.backbone!r} cannot take it ({reason})") from error
 
 
-def _train_and_report(fabric: Fabric, method: Method, domains: _Domains, config: Config, folder: Path) -> None:
-    started = time.monotonic()
+def _open_inputs(fabric: Fabric, method: Method, domains: _Domains, config: Config) -> Inputs:
+    """Images for a backbone that is trained whole; for one that is frozen up to a tap, kept features from there."""
     backbone = method.backbone
     preprocess = Preprocess(config.data.crop, backbone.mean, backbone.std, fabric.device)
+    if backbone.frozen_at is None:
+        return preprocess
+    method.to(fabric.device)
+    stem = stem_of(backbone, config.data.crop, config.model.feature_format)
+    inputs = FeatureInputs(preprocess, stem, config.model.views, config.data.cache)
+    sets = [(domains.source.pixels, True), (domains.target.pixels, True)]
+    if domains.truth is not None:
+        sets.append((domains.truth.pixels, False))
+    _main_process_first(fabric, lambda: inputs.prepare(sets, fabric.is_global_zero))
+    backbone.starts_at_tap = True
+    return inputs
+
+
+def _train_and_report(fabric: Fabric, method: Method, domains: _Domains, config: Config, folder: Path) -> None:
+    started = time.monotonic()
+    inputs = _open_inputs(fabric, method, domains, config)
 
     def evaluate(step: int) -> dict[str, float | None]:
         assert domains.truth is not None
-        _, result = evaluate_method(fabric, method, domains.truth, preprocess)
+        _, result = evaluate_method(fabric, method, domains.truth, inputs)
         log.info("step %d: %s", step, summary_line(result))
         return result.scalars()
 
-    stream = BatchStream(domains.source, domains.target, preprocess, config, fabric)
+    stream = BatchStream(domains.source, domains.target, inputs, config, fabric)
     training = Training(fabric, method, stream, config, folder, evaluate if domains.truth is not None else None)
     training.run()
     if fabric.is_global_zero:
@@ -162,11 +179,11 @@ def _train_and_report(fabric: Fabric, method: Method, domains: _Domains, config:
         "seconds": time.monotonic() - started,
     }
     if domains.truth is not None:
-        answers, result = evaluate_method(fabric, method, domains.truth, preprocess)
+        answers, result = evaluate_method(fabric, method, domains.truth, inputs)
         pixels = domains.truth.pixels
     else:
         pixels, result = domains.target.pixels, None
-        answers = answer_pixels(method, pixels, preprocess, fabric)
+        answers = answer_pixels(method, pixels, inputs, fabric)
     if fabric.is_global_zero:
         skipped = (*domains.source.skipped, *domains.target.skipped)
         Predictions(name_answers(answers, pixels, domains.source.classes), domains.target.skipped).write_csv(
@@ -179,10 +196,10 @@ def _train_and_report(fabric: Fabric, method: Method, domains: _Domains, config:
 
 
 def evaluate_method(
-    fabric: Fabric, method: Method, truth: Truth, preprocess: Preprocess, visible: bool = True
+    fabric: Fabric, method: Method, truth: Truth, inputs: Inputs, visible: bool = True
 ) -> tuple[Answers, OpenSetResult]:
     """One pass over the labelled target: the answers, and every metric of them."""
-    answers = answer_pixels(method, truth.pixels, preprocess, fabric, visible=visible)
+    answers = answer_pixels(method, truth.pixels, inputs, fabric, visible=visible)
     result = open_set_metrics(
         torch.from_numpy(truth.labels),
         answers.prediction,

@@ -81,6 +81,7 @@ def _complete(config: Config, has_gpu: bool) -> Config:
             model,
             backbone=default_backbone(has_gpu) if model.backbone == "auto" else model.backbone,
             weights=weights,
+            train="all" if model.train == "auto" else model.train,
         ),
         training=replace(
             training,

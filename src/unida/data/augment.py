@@ -1,7 +1,7 @@
 """Crop, flip and normalise a batch of cached images, on the device."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ def centre_views(shapes: np.ndarray, crop: int) -> Views:
 
 
 def crop_and_flip(canvas: Tensor, views: Views, crop: int) -> Tensor:
-    """Cut every image's window in one gather.
+    """Cut every image's window: in one gather on a GPU, by a copy per image on a CPU (20 × faster there).
 
     Args:
         canvas: (B, S, S, 3) uint8, on the device.
@@ -45,6 +45,19 @@ def crop_and_flip(canvas: Tensor, views: Views, crop: int) -> Tensor:
     Returns:
         (B, crop, crop, 3) uint8.
     """
+    return (_cut_by_copies if canvas.device.type == "cpu" else _cut_by_gather)(canvas, views, crop)
+
+
+def _cut_by_copies(canvas: Tensor, views: Views, crop: int) -> Tensor:
+    images = canvas.new_empty((len(canvas), crop, crop, 3))
+    places = zip(views.top.tolist(), views.left.tolist(), views.flip.tolist(), strict=True)
+    for image, whole, (top, left, flip) in zip(images, canvas, places, strict=True):
+        part = whole[top : top + crop, left : left + crop]
+        image.copy_(part.flip(1) if flip else part)
+    return images
+
+
+def _cut_by_gather(canvas: Tensor, views: Views, crop: int) -> Tensor:
     along = np.arange(crop)
     rows = views.top[:, None] + along
     columns = views.left[:, None] + np.where(views.flip[:, None], along[::-1], along)
@@ -52,6 +65,16 @@ def crop_and_flip(canvas: Tensor, views: Views, crop: int) -> Tensor:
     columns_on_device = torch.from_numpy(columns).to(canvas.device, non_blocking=True)
     batch = torch.arange(len(canvas), device=canvas.device)
     return canvas[batch[:, None, None], rows_on_device[:, :, None], columns_on_device[:, None, :]]
+
+
+class Inputs(Protocol):
+    """What a network is fed: images, or something kept in their place."""
+
+    device: torch.device
+
+    def training_view(self, pixels: Pixels, index: np.ndarray, draw: np.random.Generator, part: slice) -> Tensor: ...
+
+    def test_view(self, pixels: Pixels, index: np.ndarray) -> Tensor: ...
 
 
 class Preprocess:
@@ -76,13 +99,14 @@ class Preprocess:
             part: this process's slice.
         """
         views = random_views(draw, pixels.shapes[index], self.crop)
-        return self._view(pixels, index[part], Views(*(values[part] for values in views)))
+        return self.view(pixels, index[part], Views(*(values[part] for values in views)))
 
     def test_view(self, pixels: Pixels, index: np.ndarray) -> Tensor:
         """Central crop of the images at `index` (B,)."""
-        return self._view(pixels, index, centre_views(pixels.shapes[index], self.crop))
+        return self.view(pixels, index, centre_views(pixels.shapes[index], self.crop))
 
-    def _view(self, pixels: Pixels, index: np.ndarray, views: Views) -> Tensor:
+    def view(self, pixels: Pixels, index: np.ndarray, views: Views) -> Tensor:
+        """The images at `index` (B,), cropped and mirrored as `views` says."""
         window, top, left = pixels.windows(index, views.top, views.left)
         canvas = torch.from_numpy(window)
         if self.device.type == "cuda":
@@ -92,4 +116,7 @@ class Preprocess:
 
     def normalise(self, images: Tensor) -> Tensor:
         """uint8 (B, H, W, 3) → float32 (B, 3, H, W). NHWC memory seen as NCHW is torch's channels_last: no copy."""
-        return torch.addcmul(self.shift, images.float(), self.scale).permute(0, 3, 1, 2)
+        width = images.shape[2]
+        rows = images.float().flatten(2)  # whole rows and in place: over the 3 channels alone, this took 10 × as long
+        torch.addcmul(self.shift.repeat(width), rows, self.scale.repeat(width), out=rows)
+        return rows.unflatten(2, (width, 3)).permute(0, 3, 1, 2)

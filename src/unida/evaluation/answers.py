@@ -7,7 +7,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
-from unida.data.augment import Preprocess
+from unida.data.augment import Inputs
 from unida.data.cache import Pixels
 from unida.methods.base import Method
 from unida.progress import progress
@@ -34,7 +34,7 @@ def answer_batch(method: Method, images: Tensor) -> Answers:
 def answer_pixels(
     method: Method,
     pixels: Pixels,
-    preprocess: Preprocess,
+    inputs: Inputs,
     fabric: Fabric,
     batch_size: int = 64,
     visible: bool = True,
@@ -48,7 +48,7 @@ def answer_pixels(
     parts = []
     with progress("answering", share, visible=visible and fabric.is_global_zero) as report:
         for start in range(0, share, batch_size):
-            images = preprocess.test_view(pixels, mine[start : start + batch_size])
+            images = inputs.test_view(pixels, mine[start : start + batch_size])
             with fabric.autocast():
                 parts.append(answer_batch(method, images))
             report(min(start + batch_size, share), "")

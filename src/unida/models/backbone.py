@@ -23,6 +23,8 @@ from torch import Tensor, nn
 from unida.errors import UserError
 from unida.models.weights import NO_WEIGHTS, build_model
 
+POOLED = "pooled"  # the place after the last tap: the feature vectors
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -55,6 +57,9 @@ class Backbone(nn.Module):
         self.num_features: int = getattr(timm_model, "head_hidden_size", None) or timm_model.num_features
         self._stages = stages_of(model)
         self._channels: dict[str, int] = {}
+        self.frozen_at: str | None = None  # a tap, or POOLED
+        self.stored_as = torch.float32
+        self.starts_at_tap = False  # forward is given the stem's output
         self.taps = tuple(stage.name for stage in self._stages)
 
     def run(self, x: Tensor, after: str | None = None, upto: str | None = None) -> Tensor:
@@ -77,8 +82,40 @@ class Backbone(nn.Module):
         return timm_model.forward_head(state, pre_logits=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images (B, 3, H, W) → feature vectors (B, num_features)."""
-        return self.pool(self.run(x))
+        """Images (B, 3, H, W) → feature vectors (B, num_features).
+
+        With ``starts_at_tap``, x is what `stem` makes of the images instead.
+        """
+        if self.frozen_at is None:
+            return self.pool(self.run(x))
+        if not self.starts_at_tap:
+            x = self.stem(x).to(self.stored_as).float()  # as if it came from the features' store
+        return x if self.frozen_at == POOLED else self.pool(self.run(x, after=self.frozen_at))
+
+    def freeze(self, tap: str, stored_as: torch.dtype) -> None:
+        """Train only what follows ``tap`` (or nothing, with `POOLED`); its features are kept as ``stored_as``."""
+        if tap != POOLED:
+            self._position(tap)
+        self.frozen_at, self.stored_as = tap, stored_as
+        frozen = self.model.parameters() if tap == POOLED else self.parameters_upto(tap)
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+
+    def stem(self, images: Tensor) -> Tensor:
+        """What the frozen part makes of images (B, 3, H, W): the state at its tap, or the pooled vectors."""
+        if self.frozen_at == POOLED:
+            return self.pool(self.run(images))
+        return self.run(images, upto=self.frozen_at)
+
+    @property
+    def default_tap(self) -> str:
+        """Where to cut for tail training: before the last stage, the deepest tenth to quarter of the arithmetic."""
+        timm_model: Any = self.model
+        if isinstance(timm_model, VisionTransformer):
+            return f"blocks.{len(timm_model.blocks) * 3 // 4 - 1}"
+        if isinstance(timm_model, EfficientNet | MobileNetV3):
+            return f"blocks.{len(timm_model.blocks) - 2}"
+        return self.taps[-3] if isinstance(timm_model, ConvNeXt) else self.taps[max(len(self.taps) - 2, 0)]
 
     def channels(self, tap: str) -> int:
         """N_d, the number of channels of the state at ``tap``."""

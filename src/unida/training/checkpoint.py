@@ -67,10 +67,16 @@ def load_checkpoint(path: Path, method: nn.Module, optimiser: torch.optim.Optimi
     metadata, tensors = read_metadata(path), load_file(path)
     method.load_state_dict({k.removeprefix("method/"): v for k, v in tensors.items() if k.startswith("method/")})
     entries: dict[int, dict[str, Any]] = {int(i): dict(v) for i, v in json.loads(metadata["optimiser"]).items()}
+    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
     for name, tensor in tensors.items():
         if name.startswith("optimiser/"):
             _, index, key = name.split("/")
-            entries.setdefault(int(index), {})[key] = tensor
+            entries.setdefault(int(index), {})[key] = _laid_out_like(parameters[int(index)], tensor)
     state = optimiser.state_dict()
     optimiser.load_state_dict({**state, "state": entries})
     return int(metadata["step"]), json.loads(metadata["scaler"])
+
+
+def _laid_out_like(parameter: Tensor, state: Tensor) -> Tensor:
+    """The file knows no memory format, but a fused optimiser walks parameter and state in step through memory."""
+    return torch.empty_like(parameter, dtype=state.dtype).copy_(state) if state.shape == parameter.shape else state
