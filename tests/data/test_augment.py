@@ -1,5 +1,6 @@
 """What the network sees, against one image at a time: sliced in NumPy, or through torchvision's own transforms."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
@@ -9,7 +10,15 @@ import torch
 from PIL import Image
 from torchvision import transforms
 
-from unida.data.augment import Preprocess, Views, centre_views, crop_and_flip, random_views
+from unida.data.augment import (
+    Preprocess,
+    Views,
+    _cut_by_copies,
+    _cut_by_gather,
+    centre_views,
+    crop_and_flip,
+    random_views,
+)
 from unida.data.cache import Pixels, decode_in_memory
 from unida.data.folders import scan
 from unida.data.images import ResizeMode
@@ -77,13 +86,15 @@ def test_any_corner_of_any_image_can_be_cut(folder: Path, mode: ResizeMode) -> N
             np.testing.assert_allclose(found[0], slow_view(pixels.image(i), top, left, flip, crop), atol=2e-6)
 
 
-def test_crop_and_flip_takes_bytes_as_they_are() -> None:
+@pytest.mark.parametrize("cut", [crop_and_flip, _cut_by_copies, _cut_by_gather])  # a CPU uses one, a GPU the other
+def test_crop_and_flip_takes_bytes_as_they_are(cut: Callable[[torch.Tensor, Views, int], torch.Tensor]) -> None:
     canvas = torch.arange(2 * 4 * 4 * 3, dtype=torch.uint8).view(2, 4, 4, 3)
     views = Views(np.array([1, 2]), np.array([2, 0]), np.array([False, True]))
-    found = crop_and_flip(canvas, views, 2)
+    found = cut(canvas, views, 2)
     assert found.dtype == torch.uint8
     assert torch.equal(found[0], canvas[0, 1:3, 2:4])
     assert torch.equal(found[1], canvas[1, 2:4, 0:2].flip(1))
+    assert found.is_contiguous()
 
 
 def test_normalise_is_exact_for_every_byte() -> None:
