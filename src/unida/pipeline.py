@@ -14,6 +14,7 @@ from lightning_fabric import Fabric
 from unida.config import Config, TrainingOptions, config_from_yaml, config_to_yaml
 from unida.data.augment import Inputs, Preprocess
 from unida.data.domains import Source, Target, open_domains
+from unida.data.show import show_answers
 from unida.errors import UserError
 from unida.evaluation.answers import Answers, answer_pixels
 from unida.evaluation.metrics import OpenSetResult, open_set_metrics
@@ -186,9 +187,9 @@ def _train_and_report(fabric: Fabric, method: Method, domains: _Domains, config:
         answers = answer_pixels(method, pixels, inputs, fabric)
     if fabric.is_global_zero:
         skipped = (*domains.source.skipped, *domains.target.skipped)
-        Predictions(name_answers(answers, pixels, domains.source.classes), domains.target.skipped).write_csv(
-            folder / "predictions.csv"
-        )
+        named = name_answers(answers, pixels, domains.source.classes)
+        Predictions(named, domains.target.skipped).write_csv(folder / "predictions.csv")
+        show_answers([(p.path, p.label) for p in named], folder / "answers.png")
         write_skipped(folder / "skipped.csv", skipped)
         write_metrics(folder, result, facts, config)
         describe_end(folder, result, answers, facts, len(domains.source.classes))

@@ -53,6 +53,28 @@ def test_the_next_steps_after_loading_have_the_same_bits(tmp_path: Path) -> None
     assert_same_bits(state_of(other), state_of(method))
 
 
+def test_channels_last_weights_go_on_with_the_same_bits(tmp_path: Path) -> None:
+    """The fused optimiser walks through memory: momentum in another memory format would meet the wrong weights."""
+
+    def make() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        method = make_method()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            convolution = torch.nn.Conv2d(3, 3, 3, padding=1)
+        method.backbone = torch.nn.Sequential(convolution, method.backbone)  # type: ignore[assignment]
+        method.to(memory_format=torch.channels_last)
+        return method, build_optimiser(method, TrainingOptions(lr=0.01))
+
+    method, optimiser = make()
+    train(method, optimiser, range(3))
+    save_checkpoint(tmp_path / "c.safetensors", method, optimiser, 3)
+    train(method, optimiser, range(3, 5))
+    other, other_optimiser = make()
+    load_checkpoint(tmp_path / "c.safetensors", other, other_optimiser)
+    train(other, other_optimiser, range(3, 5))
+    assert_same_bits(state_of(other), state_of(method))
+
+
 def test_momentum_is_restored_exactly(tmp_path: Path) -> None:
     method = make_method()
     optimiser = build_optimiser(method, TrainingOptions())

@@ -19,7 +19,7 @@ from unida.data.folders import (
     scan,
     scan_listed,
 )
-from unida.data.settings import LabelSets
+from unida.data.settings import UNKNOWN, LabelSets
 from unida.errors import UserError
 from unida.progress import progress
 
@@ -220,6 +220,10 @@ def _refuse_dropped_whole(scanned: Sequence[ImageFile], source: Pixels, target: 
 def _refuse_thin_classes(classes: Sequence[str], labels: np.ndarray, options: DataOptions) -> None:
     if len(classes) < 2:
         raise UserError(f"--source {options.source} has one class, {classes[0]!r}: it needs two or more")
+    if UNKNOWN in classes:
+        raise UserError(
+            f"--source {options.source} has a class {UNKNOWN!r}, which is the answer for no class: rename the folder"
+        )
     counts = np.bincount(labels, minlength=len(classes))
     thin = int(counts.argmin())
     if counts[thin] < options.min_images_per_class:

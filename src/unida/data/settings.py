@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from unida.errors import UserError
 
+UNKNOWN = "unknown"  # the answer for what is no class of the source
+
 
 @dataclass(frozen=True)
 class LabelSets:

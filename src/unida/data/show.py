@@ -1,12 +1,15 @@
 """What a person sees of the data: contact sheets of folders and benchmarks, and the list of benchmarks."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from unida.data.benchmarks import available, domain_files, load_benchmark
 from unida.data.folders import class_of, scan
+from unida.data.settings import UNKNOWN
 from unida.data.sheet import contact_sheet, side_by_side
 from unida.errors import UserError
 
+MOST_ANSWERS = 40  # classes on a sheet of answers: a longer one is not looked at
 Groups = dict[str, list[Path]]  # class → pictures
 
 
@@ -67,3 +70,22 @@ def _pair_sheet(left: Groups, right: Groups, titles: tuple[str, str], out: Path,
 
 def _caption(name: str, paths: list[Path]) -> str:
     return f"{name} ({len(paths)})"
+
+
+def show_answers(predictions: Sequence[tuple[str, str]], out: Path, per_class: int = 8) -> Path:
+    """A sheet of (path, answer) pairs, some pictures per answer, "unknown" last: what a person checks first."""
+    groups: Groups = {}
+    for path, label in sorted(predictions):
+        groups.setdefault(label, []).append(Path(path))
+    unknown = groups.pop(UNKNOWN, [])
+    largest = sorted(groups, key=lambda name: -len(groups[name]))[:MOST_ANSWERS]
+    ordered = [(name, groups[name]) for name in sorted(largest)] + ([(UNKNOWN, unknown)] if unknown else [])
+    return contact_sheet(
+        [(_caption(name, paths), _spread(paths, per_class)) for name, paths in ordered], out, per_class
+    )
+
+
+def _spread(paths: list[Path], count: int) -> list[Path]:
+    """A few of them from all over the list: neighbours in a folder tend to look alike."""
+    step = max(len(paths) / count, 1)
+    return [paths[int(i * step)] for i in range(min(count, len(paths)))]

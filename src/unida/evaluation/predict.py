@@ -12,11 +12,11 @@ from unida.data.augment import Preprocess
 from unida.data.cache import Pixels, decode_in_memory
 from unida.data.folders import ImageFile, Skipped
 from unida.data.images import ResizeMode
+from unida.data.settings import UNKNOWN
 from unida.evaluation.answers import Answers, answer_pixels
 from unida.methods.base import Method
 from unida.progress import progress
 
-UNKNOWN = "unknown"
 CHUNK = 256  # images decoded at a time: memory stays flat however many there are
 
 
