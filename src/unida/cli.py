@@ -24,6 +24,7 @@ unida: universal domain adaptation of image classifiers
 
 Every image of an unlabelled folder gets one of the classes of a labelled folder, or the answer "unknown".
 
+  unida check --source DIR --target DIR              what is in the folders, how long will it take?
   unida adapt --source DIR --target DIR --out RUN    adapt a classifier to the target
   unida predict RUN DIR --csv FILE                   answers for other images
   unida evaluate RUN                                 every metric, where the target has labels
@@ -138,6 +139,20 @@ def _adapt(arguments: list[str]) -> None:
         execute(check(config))
     except Interrupted as stop:
         _exit_with(f"{stop}. Go on with: unida adapt --out {config.output.out} --resume", 130)
+
+
+def _check(arguments: list[str]) -> None:
+    from unida.check import check_run
+    from unida.config import TrainingOptions, check, config_class
+    from unida.training.logging import logging_to
+
+    config_type = config_class(_value_of("--method", arguments) or TrainingOptions.method)
+    description = (
+        "Look before you leap: what is in the folders, and how long `unida adapt` with these options will take."
+    )
+    config: Any = _parse(config_type, "unida check", arguments, description)
+    with logging_to(None):
+        print("\n".join(check_run(check(config))))
 
 
 def _value_of(option: str, arguments: Sequence[str]) -> str | None:
@@ -309,6 +324,7 @@ def _data(arguments: list[str]) -> None:
 
 
 VERBS: dict[str, Callable[[list[str]], None]] = {
+    "check": _check,
     "adapt": _adapt,
     "predict": _predict,
     "evaluate": _evaluate,

@@ -44,16 +44,16 @@ def claim_folder(config: Config, has_gpu: bool) -> Claim:
         return Claim(_resumed(config, load_config(saved)), folder, is_new=False)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"--out {folder} already holds other files: choose a new folder")
-    complete = _complete(config, has_gpu)
-    benchmark_pair(complete.data)  # the cheapest check of all: are the options there?
+    completed = complete(config, has_gpu)
+    benchmark_pair(completed.data)  # the cheapest check of all: are the options there?
     made = tuple(itertools.takewhile(lambda path: not path.exists(), (folder, *folder.parents)))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        save_config(complete, saved)
+        save_config(completed, saved)
     except OSError as error:
         _remove_empty(made)
         raise UserError(f"--out {folder} cannot be written ({error.strerror}): choose another folder") from error
-    return Claim(complete, folder, is_new=True, made=made)
+    return Claim(completed, folder, is_new=True, made=made)
 
 
 def _remove_empty(folders: Iterable[Path]) -> None:
@@ -63,7 +63,7 @@ def _remove_empty(folders: Iterable[Path]) -> None:
             folder.rmdir()
 
 
-def _complete(config: Config, has_gpu: bool) -> Config:
+def complete(config: Config, has_gpu: bool) -> Config:
     """Fill in what the machine decides, so that a resumed run decides nothing anew; make paths absolute."""
     data, model, training, output = config.data, config.model, config.training, config.output
     paths: dict[str, Any] = {
@@ -95,7 +95,7 @@ def _complete(config: Config, has_gpu: bool) -> Config:
 def _resumed(asked: Config, saved: Config) -> Config:
     """The saved config, on the machine asked for. Nothing else may differ from it: that would be another run."""
     machine = ("accelerator", "devices", "num_nodes")
-    before, now = flat_options(saved), flat_options(_complete(asked, has_gpu=False))
+    before, now = flat_options(saved), flat_options(complete(asked, has_gpu=False))
     changed = (
         name for name in now if name not in (*machine, "out", "resume", "cache") and now[name] != before.get(name)
     )

@@ -167,18 +167,17 @@ class FeatureInputs:
         """The central crop's features: (B, *shape) float32 on the device."""
         return self._gather(pixels, index, np.zeros(len(index), dtype=np.int64))
 
+    def count_missing(self, sets: Sequence[tuple[Pixels, bool]]) -> int:
+        """How many views are still to be computed; arguments as in `prepare`."""
+        return sum(len(missing) for *_, missing in self._jobs(sets))
+
     def prepare(self, sets: Sequence[tuple[Pixels, bool]], visible: bool) -> None:
         """Compute what is not there yet. Tells how much it is and how long it takes, then shows progress.
 
         Args:
             sets: images, and whether their training views are needed beside the test view.
         """
-        jobs = []
-        for pixels, training in sets:
-            for view in range(self.views + 1 if training else 1):
-                missing = self._missing(pixels, view)
-                if len(missing):
-                    jobs.append((pixels, view, missing))
+        jobs = self._jobs(sets)
         total = sum(len(missing) for *_, missing in jobs)
         if not total:
             log.info("features: all found in %s", self.cache_dir / "features")
@@ -196,6 +195,12 @@ class FeatureInputs:
                         shelf.append([_digest(pixels, i) for i in index], self._compute(pixels, index, view))
                         report(done + start + len(index))
                 done += len(missing)
+
+    def _jobs(self, sets: Sequence[tuple[Pixels, bool]]) -> list[tuple[Pixels, int, np.ndarray]]:
+        """(images, view, indices of those without features), where there are any."""
+        wanted = [(p, view) for p, training in sets for view in range(self.views + 1 if training else 1)]
+        jobs = [(pixels, view, self._missing(pixels, view)) for pixels, view in wanted]
+        return [job for job in jobs if len(job[2])]
 
     def _announce(self, pixels: Pixels, view: int, missing: np.ndarray, total: int) -> None:
         sample = missing[: BATCH // 4]
