@@ -27,7 +27,7 @@ TIMED = 3  # batches timed, after one to warm up
 
 
 def check_run(config: Config) -> list[str]:
-    """Lines to read before `unida adapt` is called with the same options. Decodes the images: the run finds them done."""
+    """Lines to read before `unida adapt` is called with the same options. It finds the images decoded here."""
     fabric = Fabric(accelerator=config.training.accelerator, devices=1, precision=config.training.precision)
     config = complete(config, has_gpu=fabric.device.type != "cpu")
     benchmark_pair(config.data)
@@ -159,9 +159,8 @@ def _time(work: Callable[[], object], fabric: Fabric) -> float:
 def _tell_cost(cost: Cost, config: Config, method: Method) -> list[str]:
     training, frozen_at = config.training, method.backbone.frozen_at
     how = "all of it is trained" if frozen_at is None else f"frozen up to {frozen_at}, what follows is trained"
-    lines = [
-        f"{training.method} on {config.model.backbone}: {how}; {training.steps} steps of 2 × {training.batch_size} images"
-    ]
+    batches = f"{training.steps} steps of 2 × {training.batch_size} images"
+    lines = [f"{training.method} on {config.model.backbone}: {how}; {batches}"]
     if frozen_at is not None:
         lines.append(
             f"features to compute: {cost.views_missing} views, {cost.feature_bytes / 2**30:.2f} GiB in "

@@ -147,9 +147,7 @@ def _check(arguments: list[str]) -> None:
     from unida.training.logging import logging_to
 
     config_type = config_class(_value_of("--method", arguments) or TrainingOptions.method)
-    description = (
-        "Look before you leap: what is in the folders, and how long `unida adapt` with these options will take."
-    )
+    description = "Look before you leap: what is in the folders, how long `unida adapt` will take with these options."
     config: Any = _parse(config_type, "unida check", arguments, description)
     with logging_to(None):
         print("\n".join(check_run(check(config))))
