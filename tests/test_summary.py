@@ -31,6 +31,7 @@ from unida.summary import (
     write_skipped,
     write_text,
 )
+from unida.training.logging import logging_to
 
 COST = {"steps": 40, "images_per_second": 123.4, "peak_memory_bytes": 3 * 2**29, "seconds": 75.0}
 
@@ -174,6 +175,13 @@ def test_skipped_files_are_listed_by_path(tmp_path: Path) -> None:
     write_skipped(path, [])
     assert path.read_text().split() == ["path,reason"]
     assert os.listdir(tmp_path) == ["skipped.csv"]
+
+
+def test_a_name_in_any_bytes_is_logged_as_it_is(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with logging_to(tmp_path):
+        logging.getLogger("unida").warning("  %s: empty file", os.fsdecode(b"caf\xe9.png"))
+    assert b"  caf\xe9.png: empty file\n" in (tmp_path / "log.txt").read_bytes()
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_text_is_replaced_whole(tmp_path: Path) -> None:

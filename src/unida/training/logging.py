@@ -68,7 +68,7 @@ def logging_to(folder: Path | None, visible: bool = True) -> Iterator[None]:
         terminal.setFormatter(logging.Formatter("%(message)s"))
         handlers.append(terminal)
     if folder is not None:
-        file = logging.FileHandler(folder / "log.txt")
+        file = logging.FileHandler(folder / "log.txt", encoding="utf-8", errors="surrogateescape")  # names are bytes
         file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         handlers.append(file)
     for handler in handlers:
