@@ -18,6 +18,7 @@ from unida.modelfile import build_method
 from unida.models.features import FeatureInputs, stem_of
 from unida.progress import duration
 from unida.runfolder import complete
+from unida.training.memory import keep_freed_memory
 from unida.training.optim import build_optimiser
 
 log = logging.getLogger("unida")
@@ -28,6 +29,7 @@ TIMED = 3  # batches timed, after one to warm up
 
 def check_run(config: Config) -> list[str]:
     """Lines to read before `unida adapt` is called with the same options. It finds the images decoded here."""
+    keep_freed_memory()  # as the run will
     fabric = Fabric(accelerator=config.training.accelerator, devices=1, precision=config.training.precision)
     config = complete(config, has_gpu=fabric.device.type != "cpu")
     benchmark_pair(config.data)

@@ -6,6 +6,7 @@ Option names are unique across the groups, so the command line (`--batch-size 36
 
 import dataclasses
 import difflib
+import functools
 import math
 import os
 import typing
@@ -143,6 +144,7 @@ class Config:
     hyper: Any
 
 
+@functools.cache  # one class per method, or equal configs would not compare equal
 def config_class(method: str) -> type[Config]:
     """`Config` with the named method's own options as a typed last group."""
     if method not in METHODS:
@@ -246,6 +248,10 @@ def config_to_yaml(config: Config) -> str:
 def config_from_yaml(text: str) -> Config:
     plain = yaml.safe_load(text)
     cls = config_class(plain["training"]["method"])
+    for group, kind in _groups(cls).items():
+        for f in dataclasses.fields(kind):
+            if f.name not in plain[group]:
+                raise KeyError(f"{group}: {f.name}")
     return cls(**{group: _build(kind, plain[group]) for group, kind in _groups(cls).items()})
 
 

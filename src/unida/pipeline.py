@@ -26,7 +26,8 @@ from unida.models.features import FeatureInputs, stem_of
 from unida.runfolder import Claim, claim_folder
 from unida.summary import describe_end, describe_start, summary_line, write_metrics, write_skipped
 from unida.training.logging import logging_to
-from unida.training.loop import BatchStream, Training, peak_memory_bytes
+from unida.training.loop import BatchStream, Training
+from unida.training.memory import keep_freed_memory, peak_memory_bytes
 
 log = logging.getLogger("unida")
 T = TypeVar("T")
@@ -43,6 +44,7 @@ def execute(config: Config) -> Path:
     """Carry out a run, or the rest of one that was interrupted."""
     fabric = _open_fabric(config.training)
     fabric.launch()
+    keep_freed_memory()
     is_main = fabric.is_global_zero
     claim = _claim_for_all(config, fabric)
     config, folder = claim.config, claim.folder

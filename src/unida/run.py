@@ -19,6 +19,7 @@ from unida.evaluation.truth import Truth, read_truth_of_run
 from unida.methods.base import Method
 from unida.modelfile import ModelInfo, load_model
 from unida.pipeline import evaluate_method, execute
+from unida.training.memory import keep_freed_memory
 
 
 def adapt(
@@ -73,6 +74,7 @@ class Run:
 
     @cached_property
     def _fabric(self) -> Fabric:
+        keep_freed_memory()
         return Fabric(accelerator=self.config.training.accelerator, devices=1, precision=self.config.training.precision)
 
     @cached_property

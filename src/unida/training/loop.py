@@ -1,9 +1,7 @@
 """The training loop. It knows no method's name: it draws batches, sums losses, steps, logs and saves."""
 
 import logging
-import resource
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -265,11 +263,3 @@ def _stop_requested() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def peak_memory_bytes(device: torch.device) -> int:
-    """Peak memory of this process: on the GPU if there is one, else resident."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

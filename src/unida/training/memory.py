@@ -1,0 +1,33 @@
+"""Memory of a training process: how much it took, and how not to pay for it twice."""
+
+import ctypes
+import resource
+import sys
+
+import torch
+
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # of glibc's <malloc.h>
+
+
+def keep_freed_memory() -> None:
+    """Tell the C library to keep what is freed instead of handing it back to the system. Linux with glibc only.
+
+    Every step allocates and frees the same large activations. By default each goes back to the system at once, and the
+    next step pays for fresh, zeroed pages: on a CPU that can be as much time as the network itself
+    (`benchmarks/malloc.py`). Peak memory stays what it is.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # musl has none
+        mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+        mallopt(_M_TOP_PAD, 64 * 2**20)
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Peak memory of this process: on the GPU if there is one, else resident."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
