@@ -493,7 +493,8 @@ def sheet_below_a_file(work: Path) -> list[str]:
 
 
 def sheet_of_nothing(work: Path) -> list[str]:
-    return ["data", "show", "run"]
+    (work / "nothing").mkdir()
+    return ["data", "show", "nothing"]
 
 
 def verify_unknown(work: Path) -> list[str]:
@@ -532,7 +533,7 @@ def no_such_data_verb(work: Path) -> list[str]:
         (flat_evaluation, ("one.png lies in no class folder of flat", "move it into one")),
         (json_below_a_file, ("--json run/log.txt/metrics.json cannot be written", "choose another file")),
         (sheet_below_a_file, ("--out run/log.txt/sheet.png cannot be written", "choose another file")),
-        (sheet_of_nothing, ("run holds no image",)),
+        (sheet_of_nothing, ("nothing holds no image",)),
         (verify_unknown, ("'ofice31'", "did you mean office31?")),
         (verify_nowhere, ("gone is not a folder", "Office-31")),
         (no_such_verb, ("'unida adpat'", "did you mean 'adapt'?")),

@@ -1,0 +1,177 @@
+"""Options: names, types, suggestions, and their way to a file and back."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from unida.config import Config, check, config_class, config_from_options, default_cache, load_config, save_config
+from unida.errors import UserError
+from unida.methods import METHODS
+
+GROUPS = ("data", "model", "training", "output", "hyper")
+
+
+def flat(config: Config) -> list[tuple[str, Any]]:
+    return [item for group in GROUPS for item in vars(getattr(config, group)).items()]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_option_names_are_unique_across_groups(method: str) -> None:
+    names = [f.name for group in dataclasses.fields(config_class(method)) for f in dataclasses.fields(group.type)]
+    assert len(names) == len(set(names)) > 30
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_defaults_go_to_a_file_and_back(method: str, tmp_path: Path) -> None:
+    config = config_from_options({"method": method})
+    save_config(config, tmp_path / "config.yaml")
+    assert load_config(tmp_path / "config.yaml") == config
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]  # nothing is left beside it
+    written = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    assert [name for group in GROUPS for name in written[group]] == [name for name, _ in flat(config)]
+
+
+def test_values_go_to_a_file_and_back(tmp_path: Path) -> None:
+    config = config_from_options(
+        {
+            "method": "source-only",
+            "source": "fotos/ä ö: ü",
+            "target": Path("yes"),
+            "out": tmp_path,
+            "pair": "12:30",  # YAML would read these as other things than text
+            "benchmark": "null",
+            "weights": "1e5",
+            "precision": "bf16-mixed",
+            "lr": 1e-5,
+            "weight_decay": 0,
+            "steps": 7,
+            "target_labels": True,
+            "rejection": "max-prob",
+            "threshold": 1,
+        }
+    )
+    save_config(config, tmp_path / "config.yaml")
+    back = load_config(tmp_path / "config.yaml")
+    assert back == config
+    assert back.data.source == Path("fotos/ä ö: ü")
+    assert (back.data.pair, back.data.benchmark, back.model.weights) == ("12:30", "null", "1e5")
+    assert (back.training.lr, back.hyper.threshold) == (1e-5, 1.0)
+    assert [type(a) for _, a in flat(back)] == [type(b) for _, b in flat(config)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stpes": 3}, r"no option 'stpes' \(did you mean 'steps'\?\); see: unida adapt --help"),
+        ({"xyzzy": 3}, "no option 'xyzzy'; see"),
+        ({"method": "ovnet"}, r"no method 'ovnet' \(did you mean 'ovanet'\?\); see: unida methods"),
+        ({"method": "source-only", "entropy_weight": 1.0}, "no option 'entropy_weight'"),
+        ({"steps": "3"}, "'steps' is '3': it must be int or NoneType"),
+        ({"steps": 3.5}, "'steps' is 3.5"),
+        ({"steps": True}, "'steps' is True"),
+        ({"lr": "fast"}, "'lr' is 'fast': it must be float"),
+        ({"lr": False}, "'lr' is False: it must be float"),
+        ({"strict": 1}, "'strict' is 1: it must be bool"),
+        ({"source": 3}, "'source' is 3: it must be Path"),
+        ({"resize": "crush"}, "'resize' is 'crush': it must be 'squash' or 'short'"),
+        ({"precision": 32}, "'precision' is 32: it must be '32' or"),
+    ],
+    ids=str,
+)
+def test_wrong_names_and_types_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        config_from_options(options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "steps",
+        "batch_size",
+        "devices",
+        "num_nodes",
+        "image_size",
+        "crop",
+        "min_images_per_class",
+        "log_every",
+        "checkpoint_every",
+        "lr",
+        "backbone_lr",
+        "clip_norm",
+    ],
+)
+def test_numbers_above_zero(name: str) -> None:
+    for bad in (0, -1):
+        with pytest.raises(UserError, match=f"--{name.replace('_', '-')} is {bad}.*above 0"):
+            config_from_options({name: bad})
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        ("lr", float("nan")),
+        ("lr", float("inf")),
+        ("weight_decay", -0.1),
+        ("weight_decay", float("nan")),
+        ("momentum", 1.0),
+        ("momentum", -0.1),
+        ("momentum", float("nan")),
+        ("seed", -1),
+        ("eval_every", -1),
+    ],
+)
+def test_numbers_out_of_range(name: str, bad: float) -> None:
+    with pytest.raises(UserError, match=f"--{name.replace('_', '-')} is {bad}"):
+        config_from_options({name: bad})
+
+
+def test_numbers_on_the_edge_are_taken() -> None:
+    edge = {"momentum": 0, "weight_decay": 0, "seed": 0, "eval_every": 0, "crop": 256, "steps": 1}
+    assert check(config_from_options(edge)).data.crop == 256
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is not the config of a run"),
+        ("[1, 2]", "is not the config of a run"),
+        ("data: [", "is not the config of a run"),
+        ("training: {method: ovanet}", "is not the config of a run.*'data'"),
+        ("training: {method: gone}", "no method 'gone'"),
+    ],
+)
+def test_files_that_are_no_config(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(UserError, match=message) as caught:
+        load_config(tmp_path / "config.yaml")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_config_with_an_unknown_option_is_refused(tmp_path: Path) -> None:
+    save_config(config_from_options({}), tmp_path / "config.yaml")
+    content = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    content["training"]["warmup"] = 5
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
+    with pytest.raises(UserError, match="no option 'warmup'"):
+        load_config(tmp_path / "config.yaml")
+
+
+def test_a_config_without_an_option_is_refused(tmp_path: Path) -> None:
+    save_config(config_from_options({}), tmp_path / "config.yaml")
+    content = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    del content["training"]["seed"]
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
+    with pytest.raises(UserError, match="seed"):
+        load_config(tmp_path / "config.yaml")
+
+
+def test_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
+    monkeypatch.delenv("UNIDA_CACHE", raising=False)
+    assert default_cache() == Path("/elsewhere/unida")
+    monkeypatch.setenv("UNIDA_CACHE", "/mine")
+    assert config_from_options({}).data.cache == Path("/mine")
