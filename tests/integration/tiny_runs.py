@@ -25,6 +25,7 @@ def adapt_arguments(source: Path, target: Path, out: Path, cache: Path, **change
         "cache": cache,
         "backbone": "test_resnet",
         "weights": "none",
+        "train": "all",
         "image_size": 40,
         "crop": 32,
         "batch_size": 4,

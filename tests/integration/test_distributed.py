@@ -1,0 +1,179 @@
+"""Two processes do what one does, on halves of the same batches.
+
+Held to one process on a backbone without BatchNorm: BatchNorm's statistics are those of a process's own half of the
+batch, so that with it two processes train on slightly different features than one, in any data-parallel training.
+Everything else is the same up to the order of sums.
+"""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_runs import adapt_arguments, last_step, lines_of, run_here, start_process
+
+from unida.config import config_from_options
+from unida.data.augment import Preprocess
+from unida.data.cache import decode_in_memory
+from unida.data.domains import Source, Target
+from unida.data.folders import labelled_by_folder, scan
+from unida.data.glyphs import GlyphFolders, write_glyphs
+from unida.training.checkpoint import read_metadata
+from unida.training.loop import BatchStream
+
+# 21 target images: two processes answer 11 each, and the surplus one must not count twice.
+OPTIONS = {"backbone": "test_vit", "batch_size": 6, "steps": 12, "eval_every": 5, "checkpoint_every": 5}
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> GlyphFolders:
+    out = tmp_path_factory.mktemp("two") / "data"
+    return write_glyphs(out, shared=2, source_private=1, target_private=1, per_class=7, size=40)
+
+
+def arguments(folders: GlyphFolders, name: str, **changes: Any) -> list[str]:
+    place = folders.source.parent.parent
+    options = {"target": folders.target, **OPTIONS, **changes}
+    return adapt_arguments(source=folders.source, out=place / name, cache=place / f"cache of {name}", **options)
+
+
+@pytest.fixture(scope="module")
+def alone(folders: GlyphFolders) -> Path:
+    assert run_here(arguments(folders, "alone")) == 0
+    return folders.source.parent.parent / "alone"
+
+
+def end_of(process: "subprocess.Popen[str]") -> tuple[int, str]:
+    """Exit code and what was printed; a run that hangs is a failure."""
+    try:
+        output, errors = process.communicate(timeout=180)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    return process.returncode, output + errors
+
+
+def answers(run: Path) -> dict[str, tuple[str, float, float]]:
+    with (run / "predictions.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    return {row["path"]: (row["label"], float(row["probability"]), float(row["unknown_score"])) for row in rows}
+
+
+@pytest.mark.parametrize("launcher", ["--devices", "torchrun"])
+def test_two_processes_train_and_answer_as_one(folders: GlyphFolders, alone: Path, launcher: str) -> None:
+    name = f"two by {launcher.strip('-')}"
+    if launcher == "torchrun":
+        process = start_process(arguments(folders, name), *TORCHRUN, start_new_session=True)
+    else:
+        process = start_process(arguments(folders, name, devices=2), start_new_session=True)
+    code, printed = end_of(process)
+    assert code == 0, printed
+    run = alone.parent / name
+
+    for ours, expected in zip(lines_of(run), lines_of(alone), strict=True):
+        assert ours.pop("kind") == expected.pop("kind")
+        assert ours == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert last_step(run) == pytest.approx(last_step(alone))
+    ours, expected = answers(run), answers(alone)
+    assert len(ours) == 21
+    assert {path: label for path, (label, _, _) in ours.items()} == {p: label for p, (label, _, _) in expected.items()}
+    for path in ours:
+        assert ours[path][1:] == pytest.approx(expected[path][1:], abs=2e-3)
+
+    # one process speaks, one writes
+    assert printed.count("source: 21 images of 3 classes; target: 21 images") == 1
+    assert [printed.count(f"step {step}: HOS") for step in (5, 10)] == [1, 1]
+    assert len(list(run.glob("events.*"))) == 1
+    assert (run / "log.txt").read_text().count("target images are unknown") == 1
+
+
+def test_an_error_of_the_main_process_stops_all(folders: GlyphFolders, tmp_path: Path) -> None:
+    """Found after the processes have met, while the others wait for the main one to read the data."""
+    (tmp_path / "empty").mkdir()
+    words = arguments(folders, "error", devices=2, target=tmp_path / "empty")
+    started = time.monotonic()
+    code, printed = end_of(start_process(words, start_new_session=True))
+    assert code == 2, printed
+    assert printed.count("error:") == 1
+    assert "holds no image" in printed
+    assert "Traceback" not in printed
+    assert time.monotonic() - started < 120
+    assert not (folders.source.parent.parent / "error").exists()
+
+
+def test_ctrl_c_stops_both_and_saves_once(folders: GlyphFolders) -> None:
+    run = folders.source.parent.parent / "stopped"
+    # Long enough to be stopped: every image is answered again after every step.
+    words = arguments(folders, "stopped", devices=2, eval_every=1, steps=400, checkpoint_every=1000)
+    process = start_process(words, start_new_session=True)
+    metrics = run / "metrics.jsonl"
+    while process.poll() is None and not (metrics.exists() and metrics.read_bytes().count(b"\n") > 4):
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    code, printed = end_of(process)
+    assert code == 130, printed
+    assert "Traceback" not in printed
+    assert printed.count("the run is saved") == 1
+    step = int(read_metadata(run / "checkpoint" / "resume.safetensors")["step"])
+    assert 2 <= step < 400
+    assert [line["step"] for line in lines_of(run) if line["kind"] == "train"] == list(range(1, step + 1))
+
+
+def stream_of(folders: GlyphFolders, rank: int, processes: int, batch_size: int = 6) -> BatchStream:
+    source_files, _ = scan(folders.source)
+    classes, labels = labelled_by_folder(source_files)
+    config = config_from_options({"batch_size": batch_size, "seed": 4})
+    return BatchStream(
+        Source(decode_in_memory(source_files, "squash", 40), labels, tuple(classes)),
+        Target(decode_in_memory(scan(folders.target)[0], "squash", 40)),
+        Preprocess(32, (0.5,) * 3, (0.25,) * 3, torch.device("cpu")),
+        config,
+        SimpleNamespace(global_rank=rank, world_size=processes),  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize("processes", [2, 3, 6])
+def test_the_shares_of_all_processes_are_the_batch_of_one(folders: GlyphFolders, processes: int) -> None:
+    alone = stream_of(folders, 0, 1)
+    shares = [stream_of(folders, rank, processes) for rank in range(processes)]
+    for step in (0, 1, 3, 17):
+        whole = alone.batch(step)
+        parts = [share.batch(step) for share in shares]
+        for domain in (0, 1):
+            for field in whole[domain]._fields:
+                joined = torch.cat([getattr(part[domain], field) for part in parts])
+                assert torch.equal(joined, getattr(whole[domain], field)), (step, domain, field)
+        assert all(len(part[0].labels) == 6 // processes for part in parts)
+
+
+def test_processes_see_different_images(folders: GlyphFolders) -> None:
+    seen = [stream_of(folders, rank, 2).batch(0)[1].indices.numpy() for rank in (0, 1)]
+    assert not np.intersect1d(*seen).size  # within an epoch, no target image twice
+
+
+def test_a_batch_that_cannot_be_shared_evenly_is_refused() -> None:
+    from unida.errors import UserError
+    from unida.pipeline import _refuse_uneven_batches
+
+    config = config_from_options({"batch_size": 6})
+    _refuse_uneven_batches(config, 3)
+    with pytest.raises(UserError, match="--batch-size 6 cannot be shared evenly by 4 processes"):
+        _refuse_uneven_batches(config, 4)
