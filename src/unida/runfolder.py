@@ -81,7 +81,7 @@ def complete(config: Config, has_gpu: bool) -> Config:
             model,
             backbone=default_backbone(has_gpu) if model.backbone == "auto" else model.backbone,
             weights=weights,
-            train="all" if model.train == "auto" else model.train,
+            train=model.train if model.train != "auto" else "all" if has_gpu else "tail",
         ),
         training=replace(
             training,

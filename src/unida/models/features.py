@@ -203,7 +203,7 @@ class FeatureInputs:
         return [job for job in jobs if len(job[2])]
 
     def _announce(self, pixels: Pixels, view: int, missing: np.ndarray, total: int) -> None:
-        sample = missing[: BATCH // 4]
+        sample = missing[:16]
         self._compute(pixels, sample, view)  # the first call is slower than the rest
         start = time.perf_counter()
         self._compute(pixels, sample, view)
