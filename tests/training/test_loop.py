@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny_training import Tiny
 from torch import Tensor
 
@@ -262,17 +261,6 @@ def test_lines_that_the_checkpoint_does_not_know_are_written_again_once(start: S
     rest = start()
     rest.run()
     assert lines_of(rest) == lines_of(whole)
-
-
-def test_tensorboard_has_every_step_up_to_the_checkpoint_of_a_killed_run(start: StartRun) -> None:
-    training = start()
-    while training.done < 4:
-        losses = training._step(training.done)
-        training.done += 1
-        training._log(losses)
-    training._save()  # and no close: the process is gone
-    events = EventAccumulator(str(training.folder)).Reload()
-    assert [event.step for event in events.Scalars("train/closed")] == [1, 2, 3, 4]
 
 
 def test_evaluation_comes_at_its_interval_and_not_twice_at_the_end(start: StartRun) -> None:

@@ -36,10 +36,6 @@ class MetricsLog:
             if number is not None:
                 self.board.add_scalar(f"{kind}/{name}", number, step)
 
-    def flush(self) -> None:
-        """TensorBoard holds events back for up to two minutes: a killed run would lose those."""
-        self.board.flush()
-
     def close(self) -> None:
         self.file.close()
         self.board.close()

@@ -226,8 +226,6 @@ class Training:
         self._write_checkpoint()
 
     def _write_checkpoint(self) -> None:
-        if self.metrics is not None:
-            self.metrics.flush()  # what is on disk is to reach as far as the checkpoint
         if self.fabric.is_global_zero:
             scaler = self.scaler.state_dict() if self.scaler is not None else None
             save_checkpoint(self.checkpoint, self.method, self.optimiser, self.done, scaler)
