@@ -6,7 +6,8 @@
     python benchmarks/data_path.py --help
 
 Both sides work on the same pictures, in the same run, in turns, on one thread each: a reference's loader works so in
-each of its worker processes. What is compared is one epoch of training views, in batches of 36, ready for the network.
+each of its worker processes. Compared are one epoch of resized pixels (what the cache replaces), and one of training
+views, in batches of 36, cropped, mirrored and normalised to float32, ready for the network.
 Medians over the repeats; the ratio is the median of the ratios within each repeat. The last part asks what share of a
 whole training step is spent on its two batches. Writes data_path.csv beside this file.
 """
@@ -40,6 +41,7 @@ from unida.data.sampling import generator
 from unida.methods.ovanet import OVANet, OVANetOptions
 from unida.models.backbone import create_backbone
 from unida.training.loop import BatchStream
+from unida.training.memory import keep_freed_memory
 from unida.training.optim import build_optimiser, set_learning_rate
 
 BATCH, SIZE, CROP = 36, 256, 224
@@ -104,14 +106,20 @@ def build_cache(folder: Path, cache: Path) -> tuple[Pixels, list[Measure]]:
 def compare_epochs(pixels: Pixels, repeats: int) -> list[Measure]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    keep_freed_memory()  # as every run does
     cached_epoch(pixels, -1)  # first touch of the memory
-    cached, decoded = [], []
+    cached, decoded, read, resized = [], [], [], []
     for repeat in range(repeats):
+        resized.append(timed(lambda: resized_epoch(pixels))[0])
+        read.append(timed(lambda r=repeat: [read_epoch(pixels, 100 * r + i) for i in range(100)])[0] / 100)
         decoded.append(timed(lambda: decoded_epoch(pixels))[0])
         # An epoch from the cache is short: many of them, for a time that a clock can tell.
         cached.append(timed(lambda r=repeat: [cached_epoch(pixels, 20 * r + i) for i in range(20)])[0] / 20)
     torch.set_num_threads(threads)
     return [
+        Measure("pixels of 256 × 256 from the cache", len(pixels) / median(read), "images/s"),
+        Measure("pixels of 256 × 256, decoded and resized anew", len(pixels) / median(resized), "images/s"),
+        Measure("cache faster by", median(d / c for d, c in zip(resized, read, strict=True)), "times"),
         Measure("training views from the cache", len(pixels) / median(cached), "images/s"),
         Measure("training views decoded anew", len(pixels) / median(decoded), "images/s"),
         Measure("cache faster by", median(d / c for d, c in zip(decoded, cached, strict=True)), "times"),
@@ -125,6 +133,22 @@ def cached_epoch(pixels: Pixels, epoch: int) -> None:
         index = order[start : start + BATCH]
         batch = preprocess.training_view(pixels, index, generator(0, "view", epoch, start), slice(None))
         assert batch.shape[1:] == (3, CROP, CROP)
+
+
+def read_epoch(pixels: Pixels, epoch: int) -> None:
+    """What the cache replaces, and nothing more: batches of resized pixels."""
+    order = np.random.default_rng(epoch).permutation(len(pixels))
+    for start in range(0, len(order), BATCH):
+        index = order[start : start + BATCH]
+        corner = np.zeros(len(index), dtype=np.int64)
+        assert pixels.windows(index, corner, corner)[0].shape[1:] == (SIZE, SIZE, 3)
+
+
+def resized_epoch(pixels: Pixels) -> None:
+    for start in range(0, len(pixels), BATCH):
+        files = pixels.files[start : start + BATCH]
+        pictures = [Image.open(f.path).convert("RGB").resize((SIZE, SIZE), Image.Resampling.BILINEAR) for f in files]
+        assert np.stack([np.asarray(picture) for picture in pictures]).shape[1:] == (SIZE, SIZE, 3)
 
 
 def decoded_epoch(pixels: Pixels) -> None:
