@@ -2,6 +2,8 @@
 
 import logging
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -71,7 +73,7 @@ def _open_fabric(training: TrainingOptions) -> Fabric:
         nodes = int(os.environ["WORLD_SIZE"]) // devices
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # or every process would say hello
     try:
-        return Fabric(
+        fabric = Fabric(
             accelerator=training.accelerator,
             devices=devices,
             num_nodes=nodes,
@@ -80,6 +82,19 @@ def _open_fabric(training: TrainingOptions) -> Fabric:
     except (ValueError, RuntimeError) as error:  # a name that does not exist, or a device that is not there
         reason = " ".join(str(error).split()).rstrip(".")
         raise UserError(f"--accelerator {training.accelerator} with --devices {training.devices}: {reason}") from error
+    if fabric.device.type == "cpu" and training.precision != "32":
+        _refuse_missing_bfloat16(training.precision)
+    return fabric
+
+
+def _refuse_missing_bfloat16(precision: str) -> None:
+    """Some virtual machines announce instructions that they do not have: the first product kills the process."""
+    product = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); torch.nn.functional.linear(a, a)"
+    if subprocess.run([sys.executable, "-c", product], capture_output=True).returncode != 0:
+        raise UserError(
+            f"--precision {precision}: this processor fails at 16-bit arithmetic; leave it out, or set the environment "
+            "variable ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16"
+        )
 
 
 def _claim_for_all(config: Config, fabric: Fabric) -> Claim:

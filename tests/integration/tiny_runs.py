@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file
 
 from unida.cli import main
@@ -43,7 +44,8 @@ def adapt_arguments(source: Path, target: Path, out: Path, cache: Path, **change
 
 
 def run_here(arguments: list[str]) -> int:
-    """The command in this process: its exit code."""
+    """The command in this process, whose random state is nobody's business: its exit code."""
+    torch.seed()
     try:
         main(arguments)
     except SystemExit as end:
