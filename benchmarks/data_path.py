@@ -13,20 +13,13 @@ whole training step is spent on its two batches. Writes data_path.csv beside thi
 """
 
 import argparse
-import csv
-import datetime
-import os
-import platform
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
 
 import numpy as np
-import PIL
 import torch
+from common import CPU, Measure, report, timed
 from lightning_fabric import Fabric
 from PIL import Image
 from torchvision import transforms
@@ -47,13 +40,6 @@ from unida.training.optim import build_optimiser, set_learning_rate
 BATCH, SIZE, CROP = 36, 256, 224
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 BACKBONE = "tf_efficientnet_lite0"
-CPU = torch.device("cpu")
-
-
-class Measure(NamedTuple):
-    name: str
-    value: float
-    unit: str
 
 
 def main() -> None:
@@ -74,7 +60,7 @@ def main() -> None:
             *compare_epochs(pixels, options.repeats),
             *share_of_a_step(pixels, options.steps),
         ]
-    report(measures, len(pixels), options.csv)
+    report(measures, options.csv, images=len(pixels))
 
 
 def write_pictures(folder: Path, count: int) -> Path:
@@ -198,43 +184,6 @@ def share_of_a_step(pixels: Pixels, steps: int) -> list[Measure]:
         Measure(f"whole step ({BACKBONE}, {fabric.device})", 1000 * whole, "ms"),
         Measure("share of a step outside the network", 100 * median(shares), "%"),
     ]
-
-
-def timed(work: Callable[[], object], device: torch.device = CPU) -> tuple[float, object]:
-    start = time.perf_counter()
-    result = work()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - start, result
-
-
-def report(measures: list[Measure], images: int, path: Path) -> None:
-    machine = {
-        "images": images,
-        "cpu": cpu_model(),
-        "cores": os.cpu_count(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
-        "torch": torch.__version__,
-        "pillow": PIL.__version__,
-        "date": datetime.date.today().isoformat(),
-    }
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*Measure._fields, *machine])
-        writer.writerows([m.name, f"{m.value:.4g}", m.unit, *machine.values()] for m in measures)
-    print(", ".join(f"{name} {value}" for name, value in machine.items()) + "\n")
-    width = max(len(m.name) for m in measures)
-    for m in measures:
-        print(f"{m.name:<{width}}  {m.value:>9.4g} {m.unit}")
-    print(f"\nwritten to {path}")
-
-
-def cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 if __name__ == "__main__":

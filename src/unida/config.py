@@ -109,6 +109,8 @@ class TrainingOptions:
     """All randomness of the run comes from it."""
     precision: Literal["32", "bf16-mixed", "16-mixed"] = "32"
     """Arithmetic of the network."""
+    compile: bool = False
+    """Compile the backbone with torch.compile (docs/performance.md measures it)."""
     accelerator: str = "auto"
     """cpu, cuda, mps, or whatever is there."""
     devices: int = 1

@@ -186,6 +186,8 @@ def _train_and_report(fabric: Fabric, method: Method, domains: _Domains, config:
         return result.scalars()
 
     stream = BatchStream(domains.source, domains.target, inputs, config, fabric)
+    if config.training.compile:
+        method.backbone.compile()
     training = Training(fabric, method, stream, config, folder, evaluate if domains.truth is not None else None)
     training.run()
     if fabric.is_global_zero:
