@@ -3,8 +3,8 @@
 # how to run
     python benchmarks/growth.py
 
-Drawn pictures, `--train tail`, a process for each size. Peak memory is what the process itself holds (anonymous pages) and
-all that is resident (with pages of mapped files, which the system takes back when it needs them). Writes growth.csv.
+Drawn pictures, `--train tail`, a process for each size. Peak memory is what the process itself holds (anonymous pages)
+and all that is resident (with pages of mapped files, which the system takes back when needed). Writes growth.csv.
 """
 
 import argparse
