@@ -7,8 +7,8 @@
 Both sides start from the same weights and see the same images, crops and mirrors for 20 steps in float32; the losses
 must agree to 1e-4. The plain side does what reference code does: it opens, resizes, crops and normalises every picture
 with PIL in the loop, keeps one parameter group per tensor, sets each group's rate in Python, leaves the memory layout
-as it is and reads five numbers from the device in every step. Each side has a process of its own, one after the other in
-one run. A third process measures --compile. Writes step.csv.
+as it is and reads five numbers from the device in every step. Each side has a process of its own, one after the other
+in one run. A third process measures --compile. Writes step.csv.
 """
 
 import argparse

@@ -4,8 +4,8 @@
     python benchmarks/tail_against_all.py --root DIR      # the folder that holds Office-31; takes an hour on two cores
 
 OVANet, amazon:dslr, UniDA. `all` is evaluated as it goes; counted is its time up to the first evaluation whose HOS is
-within two points of the tail's last step, training steps only. `tail` is counted whole: decoding is done beforehand for both,
-features, training and the last evaluation are in. Target labels serve to measure here, not to choose. Writes
+within two points of the tail's last step, training steps only. `tail` is counted whole: decoding is done beforehand for
+both, features, training and the last evaluation are in. Target labels serve to measure here, not to choose. Writes
 tail_against_all.csv.
 """
 
