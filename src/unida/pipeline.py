@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -185,7 +185,11 @@ def _train_and_report(fabric: Fabric, method: Method, domains: _Domains, config:
         log.info("step %d: %s", step, summary_line(result))
         return result.scalars()
 
-    stream = BatchStream(domains.source, domains.target, inputs, config, fabric)
+    source, target = domains.source, domains.target
+    if method.backbone.frozen_at is None:  # every step looks at pixels
+        source = replace(source, pixels=source.pixels.in_memory())
+        target = replace(target, pixels=target.pixels.in_memory())
+    stream = BatchStream(source, target, inputs, config, fabric)
     if config.training.compile:
         method.backbone.compile()
     training = Training(fabric, method, stream, config, folder, evaluate if domains.truth is not None else None)

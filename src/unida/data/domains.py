@@ -159,6 +159,7 @@ def _open(files: Sequence[ImageFile], what: str, options: DataOptions, visible: 
             size=options.image_size,
             cache_dir=options.cache,
             strict=options.strict,
+            memory_limit=0,  # mapped: whoever comes back to the images step by step reads them in
             progress=lambda done, total: report(done),
         )
 

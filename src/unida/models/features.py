@@ -156,7 +156,7 @@ class FeatureInputs:
         self.preprocess, self.stem, self.views, self.cache_dir = preprocess, stem, views, cache_dir
         self.device = preprocess.device
         self._shelves: dict[tuple[str, int, int], Shelf] = {}
-        self._rows: dict[tuple[int, int], np.ndarray] = {}
+        self._rows: dict[tuple[int, int], tuple[Pixels, np.ndarray]] = {}
 
     def training_view(self, pixels: Pixels, index: np.ndarray, draw: np.random.Generator, part: slice) -> Tensor:
         """A random one of the kept views of each image at `index[part]`: (B, *shape) float32 on the device."""
@@ -253,8 +253,9 @@ class FeatureInputs:
         key = (id(pixels), view)
         if key not in self._rows:
             row_of = self._shelf(pixels, view).row_of
-            self._rows[key] = np.array([row_of[_digest(pixels, i)] for i in range(len(pixels))], dtype=np.int64)
-        return self._rows[key]
+            rows = np.array([row_of[_digest(pixels, i)] for i in range(len(pixels))], dtype=np.int64)
+            self._rows[key] = (pixels, rows)  # with the pixels: as long as they live, no other object has their id
+        return self._rows[key][1]
 
     def _shelf(self, pixels: Pixels, view: int) -> Shelf:
         resizing = f"{pixels.resize} {pixels.size} decoder {DECODER_VERSION}"
