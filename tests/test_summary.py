@@ -29,7 +29,6 @@ from unida.summary import (
     summary_line,
     write_metrics,
     write_skipped,
-    write_text,
 )
 from unida.training.logging import logging_to
 
@@ -186,13 +185,6 @@ def test_a_name_in_any_bytes_is_logged_as_it_is(
         logging.getLogger("unida").warning("  %s: empty file", os.fsdecode(b"caf\xe9.png"))
     assert b"  caf\xe9.png: empty file\n" in (tmp_path / "log.txt").read_bytes()
     assert "Traceback" not in capfd.readouterr().err
-
-
-def test_a_text_is_replaced_whole(tmp_path: Path) -> None:
-    for text in ("a longer text\n", "short\n"):
-        write_text(tmp_path / "note.txt", text)
-        assert (tmp_path / "note.txt").read_text() == text
-    assert os.listdir(tmp_path) == ["note.txt"]
 
 
 def test_the_start_says_what_is_trained_on_what(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,10 +1,8 @@
 """What a run tells: lines for people, metrics.json for programs."""
 
-import csv
 import dataclasses
 import json
 import logging
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from unida.data.domains import Source, Target
 from unida.data.folders import Skipped
 from unida.evaluation.answers import Answers
 from unida.evaluation.metrics import METRIC_NOTES, OpenSetResult
+from unida.files import write_csv, write_text
 from unida.methods import METHODS
 from unida.progress import duration
 from unida.training.logging import read_lines
@@ -102,19 +101,7 @@ def oracle_best(folder: Path, last: OpenSetResult, config: Config) -> dict[str, 
 
 
 def write_skipped(path: Path, skipped: Iterable[Skipped]) -> None:
-    rows = sorted((item.path, item.reason) for item in skipped)
-    aside = path.with_name(path.name + ".tmp")
-    with aside.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:  # names are bytes
-        writer = csv.writer(file)
-        writer.writerow(("path", "reason"))
-        writer.writerows(rows)
-    os.replace(aside, path)
-
-
-def write_text(path: Path, text: str) -> None:
-    aside = path.with_name(path.name + ".tmp")
-    aside.write_text(text)
-    os.replace(aside, path)
+    write_csv(path, [("path", "reason"), *sorted((item.path, item.reason) for item in skipped)])
 
 
 def class_lines(result: OpenSetResult) -> list[str]:

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from unida.data import glyphs
-from unida.data.glyphs import CLASSES, DOMAINS, GlyphFolders, Part, draw, write_glyphs
+from unida.data import glyph_paint, glyphs
+from unida.data.glyph_shapes import SHAPES, Part
+from unida.data.glyphs import CLASSES, DOMAINS, GlyphFolders, draw, write_glyphs
 from unida.errors import UserError
 
 SMALL = {"shared": 2, "source_private": 1, "target_private": 2, "per_class": 2, "size": 32, "seed": 3}
@@ -37,7 +38,7 @@ def test_at_least_32_classes_and_three_domains() -> None:
 
 
 def test_no_two_classes_have_the_same_shape() -> None:
-    areas = {name: glyphs._mask(glyphs._SHAPES[name], 64) > 0.5 for name in CLASSES}
+    areas = {name: glyph_paint._mask(SHAPES[name], 64) > 0.5 for name in CLASSES}
     for one, other in itertools.combinations(CLASSES, 2):
         overlap = (areas[one] & areas[other]).sum() / (areas[one] | areas[other]).sum()
         assert overlap < 0.95, (one, other)  # hexagon and circle, the nearest, share 0.93
@@ -46,18 +47,18 @@ def test_no_two_classes_have_the_same_shape() -> None:
 @pytest.mark.parametrize("domain", DOMAINS)
 def test_every_class_stands_out_from_its_ground(domain: str, monkeypatch: pytest.MonkeyPatch) -> None:
     placed: list[list[Part]] = []
-    place = glyphs._place
+    place = glyph_paint._place
 
     def place_and_note(*arguments: object) -> list[Part]:
         placed.append(place(*arguments))  # type: ignore[arg-type]
         return placed[-1]
 
-    monkeypatch.setattr(glyphs, "_place", place_and_note)
+    monkeypatch.setattr(glyph_paint, "_place", place_and_note)
     for name in CLASSES:
         image = draw(name, domain, 0, 96)
         assert (image.mode, image.size) == ("RGB", (96, 96))
         pixels = np.asarray(image, dtype=float)
-        inside = glyphs._mask(placed[-1], 96)[..., 0] > 0.9
+        inside = glyph_paint._mask(placed[-1], 96)[..., 0] > 0.9
         assert inside.mean() > 0.02, name
         if domain == "sketch":  # only its lines are dark
             assert 0.01 < (pixels.mean(axis=2) < 140).mean() < 0.5, name

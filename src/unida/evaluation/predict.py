@@ -1,6 +1,5 @@
 """Answers for images that were not part of the run."""
 
-import csv
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +13,7 @@ from unida.data.folders import ImageFile, Skipped
 from unida.data.images import ResizeMode
 from unida.data.settings import UNKNOWN
 from unida.evaluation.answers import Answers, answer_pixels
+from unida.files import write_csv
 from unida.methods.base import Method
 from unida.progress import progress
 
@@ -41,12 +41,7 @@ class Predictions(list[Prediction]):
         ]
         rows += [(s.path, "", "", "", s.reason) for s in self.skipped]
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(path.name + ".tmp")
-        with aside.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:  # names are bytes
-            writer = csv.writer(file)
-            writer.writerow(("path", "label", "probability", "unknown_score", "skipped"))
-            writer.writerows(sorted(rows))
-        aside.replace(path)
+        write_csv(path, [("path", "label", "probability", "unknown_score", "skipped"), *sorted(rows)])
 
 
 def name_answers(answers: Answers, pixels: Pixels, classes: Sequence[str]) -> list[Prediction]:
