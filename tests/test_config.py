@@ -151,22 +151,29 @@ def test_files_that_are_no_config(text: str, message: str, tmp_path: Path) -> No
     assert "\n" not in str(caught.value)
 
 
+def test_a_file_that_is_no_text_is_no_config(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_bytes(b"\xff\xfe\x00data")
+    with pytest.raises(UserError, match="is not the config of a run"):
+        load_config(tmp_path / "config.yaml")
+
+
 def test_a_config_with_an_unknown_option_is_refused(tmp_path: Path) -> None:
     save_config(config_from_options({}), tmp_path / "config.yaml")
     content = yaml.safe_load((tmp_path / "config.yaml").read_text())
     content["training"]["warmup"] = 5
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
-    with pytest.raises(UserError, match="no option 'warmup'"):
+    with pytest.raises(UserError, match=r"config\.yaml: there is no option 'warmup'"):
         load_config(tmp_path / "config.yaml")
 
 
-def test_a_config_without_an_option_is_refused(tmp_path: Path) -> None:
-    save_config(config_from_options({}), tmp_path / "config.yaml")
+def test_an_option_that_a_config_lacks_has_its_default(tmp_path: Path) -> None:
+    """The run may be older than the option."""
+    said = config_from_options({"seed": 5, "steps": 7, "views": 2, "entropy_weight": 0.3})
+    save_config(said, tmp_path / "config.yaml")
     content = yaml.safe_load((tmp_path / "config.yaml").read_text())
-    del content["training"]["seed"]
+    del content["training"]["seed"], content["model"]["views"], content["hyper"]["entropy_weight"]
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
-    with pytest.raises(UserError, match="seed"):
-        load_config(tmp_path / "config.yaml")
+    assert load_config(tmp_path / "config.yaml") == config_from_options({"steps": 7})
 
 
 def test_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ import tyro
 import yaml
 
 from unida.errors import UserError
+from unida.files import write_text
 from unida.methods import METHODS
 
 
@@ -237,9 +238,7 @@ def check(config: Config) -> Config:
 
 def save_config(config: Config, path: Path) -> None:
     """Write the complete config, readable by a person."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(config_to_yaml(config))
-    os.replace(temporary, path)
+    write_text(path, config_to_yaml(config))
 
 
 def config_to_yaml(config: Config) -> str:
@@ -248,20 +247,19 @@ def config_to_yaml(config: Config) -> str:
 
 
 def config_from_yaml(text: str) -> Config:
+    """An option that the text lacks has its default: the text may be older than the option."""
     plain = yaml.safe_load(text)
     cls = config_class(plain["training"]["method"])
-    for group, kind in _groups(cls).items():
-        for f in dataclasses.fields(kind):
-            if f.name not in plain[group]:
-                raise KeyError(f"{group}: {f.name}")
     return cls(**{group: _build(kind, plain[group]) for group, kind in _groups(cls).items()})
 
 
 def load_config(path: Path) -> Config:
-    """Read a config back; a key that is unknown or missing is an error that names it."""
+    """Read a config back; a key that is unknown is an error that names it."""
     try:
-        return config_from_yaml(path.read_text())
-    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+        return config_from_yaml(path.read_text(encoding="utf-8"))
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError) as error:
         raise UserError(f"{path} is not the config of a run: {error!r}") from error
 
 
