@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from unida.errors import UserError
-from unida.models.backbone import Backbone, create_backbone, set_batchnorm_eval
+from unida.models.backbone import Backbone, create_backbone
 
 # One or more of every family, small, then models known only through the single tap "final".
 CHAINS = [
@@ -168,44 +168,20 @@ def test_gradient_reaches_only_what_lies_behind_the_cut(name: str) -> None:
     backbone.zero_grad()
     backbone.pool(backbone.run(state, after=tap)).pow(2).sum().backward()
     reached = {id(p) for p in backbone.parameters() if p.grad is not None}
-    assert reached == {id(p) for p in backbone.parameters_after(tap)}
+    frozen = {id(p) for p in backbone.parameters_upto(tap)}
+    assert reached == {id(p) for p in backbone.parameters()} - frozen
     backbone.zero_grad()
 
 
 @pytest.mark.parametrize("name", CHAINS + SINGLE)
-def test_parameters_are_split_at_the_tap_they_are_used_before(name: str) -> None:
+def test_parameters_upto_a_tap_are_those_used_before_it(name: str) -> None:
     backbone, images = backbone_and_images(name)
     parameters = list(backbone.parameters())
     for tap in backbone.taps[:: len(backbone.taps) - 1 or 1]:  # the first and the last
         state = backbone.run(images, upto=tap)
         gradients = torch.autograd.grad(state.sum(), parameters, allow_unused=True)
         used = {id(p) for p, gradient in zip(parameters, gradients, strict=True) if gradient is not None}
-        upto = {id(p) for p in backbone.parameters_upto(tap)}
-        after = {id(p) for p in backbone.parameters_after(tap)}
-        assert used == upto
-        assert upto | after == {id(p) for p in parameters}
-        assert not upto & after
-
-
-def test_frozen_modules_hold_the_batchnorms_through_the_tap() -> None:
-    backbone = copy.deepcopy(cached_backbone("resnet18")).train()
-    for module in backbone.frozen_modules("layer2"):
-        set_batchnorm_eval(module)
-    modes = {
-        name: module.training for name, module in backbone.model.named_modules() if isinstance(module, nn.BatchNorm2d)
-    }
-    assert not any(mode for name, mode in modes.items() if name.startswith(("bn1", "layer1", "layer2")))
-    assert all(mode for name, mode in modes.items() if name.startswith(("layer3", "layer4")))
-    assert backbone.model.layer2.training  # other modules stay in training mode
-
-
-def test_set_batchnorm_eval_keeps_the_running_statistics() -> None:
-    backbone = create_backbone("test_efficientnet", weights="none").train()
-    set_batchnorm_eval(backbone)
-    before = {key: value.clone() for key, value in backbone.named_buffers()}
-    backbone(torch.randn(4, 3, 64, 64))
-    for key, value in backbone.named_buffers():
-        assert torch.equal(value, before[key]), key
+        assert used == {id(p) for p in backbone.parameters_upto(tap)}
 
 
 def test_copies_run_their_own_weights() -> None:
@@ -255,11 +231,7 @@ def test_unknown_tap_lists_the_taps() -> None:
     backbone, images = backbone_and_images("resnet18")
     with pytest.raises(UserError, match=r"no tap 'layer_2': did you mean 'layer2'\? taps are stem, layer1"):
         backbone.run(images, upto="layer_2")
-    for call in (
-        backbone.channels,
-        backbone.frozen_modules,
-        lambda tap: list(backbone.parameters_after(tap)),
-    ):
+    for call in (backbone.channels, backbone.parameters_upto):
         with pytest.raises(UserError, match="no tap 'xyz'"):
             call("xyz")
 

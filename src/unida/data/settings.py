@@ -1,6 +1,5 @@
 """Label sets: which classes the two domains share, and which only one of them has."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from unida.errors import UserError
@@ -29,20 +28,6 @@ class LabelSets:
                 raise UserError(f"class '{name}' is listed twice: a class is shared, source-private or target-private")
             seen.add(name)
 
-    @classmethod
-    def from_folders(cls, source_classes: Iterable[str], target_classes: Iterable[str]) -> "LabelSets":
-        """Find the sets from the class folders of both domains; names are compared as they are.
-
-        For evaluation only: the shared classes come first here, so the ids depend on what the target's
-        folders are called. Training numbers the source classes by the source alone.
-        """
-        source, target = tuple(source_classes), tuple(target_classes)
-        return cls(
-            shared=tuple(name for name in source if name in set(target)),
-            source_private=tuple(name for name in source if name not in set(target)),
-            target_private=tuple(name for name in target if name not in set(source)),
-        )
-
     @property
     def source_classes(self) -> tuple[str, ...]:
         """Shared, then source-private: position = class id."""
@@ -66,11 +51,3 @@ class LabelSets:
         if self.target_private:
             return "osda"
         return "pda" if self.source_private else "cda"
-
-    def target_id(self, class_name: str) -> int:
-        """The id a target image of this class has in evaluation: its source class id, or `unknown`."""
-        if class_name in self.shared:
-            return self.shared.index(class_name)
-        if class_name in self.target_private:
-            return self.unknown
-        raise UserError(f"class '{class_name}' is not a target class: it is neither shared nor target-private")

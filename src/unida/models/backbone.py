@@ -21,7 +21,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from unida.errors import UserError
-from unida.models.weights import NO_WEIGHTS, build_model
+from unida.models.weights import build_model
 
 POOLED = "pooled"  # the place after the last tap: the feature vectors
 
@@ -140,25 +140,12 @@ class Backbone(nn.Module):
         height, width = self._token_grid(tokens.shape[1], image_size)
         return tokens.transpose(1, 2).unflatten(2, (height, width))
 
-    def frozen_modules(self, upto: str) -> list[nn.Module]:
-        """The modules that run through tap ``upto``: what to put into eval mode when that part is frozen."""
-        modules = dict(self.model.named_modules())
-        owned = [name for stage in self._stages[: self._position(upto) + 1] for name in stage.owns]
-        return [modules[name] for name in owned if name in modules]
-
     def parameters_upto(self, tap: str) -> Iterator[nn.Parameter]:
         """The parameters used through ``tap``."""
-        return (parameter for inside, parameter in self._split_parameters(tap) if inside)
-
-    def parameters_after(self, tap: str) -> Iterator[nn.Parameter]:
-        """The parameters used behind ``tap``, the pooling's own among them."""
-        return (parameter for inside, parameter in self._split_parameters(tap) if not inside)
-
-    def _split_parameters(self, tap: str) -> Iterator[tuple[bool, nn.Parameter]]:
         owned = tuple(name for stage in self._stages[: self._position(tap) + 1] for name in stage.owns)
         prefixes = tuple(f"{name}." for name in owned)
-        for name, parameter in self.model.named_parameters():
-            yield name in owned or name.startswith(prefixes), parameter
+        named = self.model.named_parameters()
+        return (parameter for name, parameter in named if name in owned or name.startswith(prefixes))
 
     def _position(self, tap: str) -> int:
         if tap in self.taps:
@@ -201,22 +188,14 @@ class Backbone(nn.Module):
         return height, width
 
 
-def create_backbone(name: str, weights: str | Path | None = None, pretrained: bool = True) -> Backbone:
+def create_backbone(name: str, weights: str | Path | None = None) -> Backbone:
     """The timm model ``name`` with its weights, as a chain of stages.
 
     ``weights``: a file, ``"none"`` for random weights, or None for the pretrained ones (see
-    ``unida.models.weights``). ``pretrained=False`` is ``weights="none"``, for callers that fill in the
-    weights themselves.
+    ``unida.models.weights``).
     """
-    model, normalisation = build_model(name, weights if pretrained else NO_WEIGHTS)
+    model, normalisation = build_model(name, weights)
     return Backbone(model, name, normalisation.mean, normalisation.std)
-
-
-def set_batchnorm_eval(module: nn.Module) -> None:
-    """Freeze the statistics of every batch normalisation in ``module``; ``module.train()`` undoes it."""
-    for child in module.modules():
-        if isinstance(child, nn.modules.batchnorm._BatchNorm):
-            child.eval()
 
 
 def stages_of(model: Any) -> tuple[Stage, ...]:
