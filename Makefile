@@ -34,5 +34,6 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[offline,dev]'
 	touch $(READY)
 
+# Not runs/: those are results.
 clean:
-	rm -rf $(VENV) demo runs
+	rm -rf $(VENV) demo
