@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from unida.data.domains import Source, Target, benchmark_pair, open_domains
 from unida.methods.base import Method, SourceBatch, TargetBatch
 from unida.modelfile import build_method
 from unida.models.features import FeatureInputs, stem_of
+from unida.processes import open_fabric
 from unida.progress import duration
 from unida.runfolder import complete
 from unida.training.memory import keep_freed_memory
@@ -30,7 +31,7 @@ TIMED = 3  # batches timed, after one to warm up
 def check_run(config: Config) -> list[str]:
     """Lines to read before `unida adapt` is called with the same options. It finds the images decoded here."""
     keep_freed_memory()  # as the run will
-    fabric = Fabric(accelerator=config.training.accelerator, devices=1, precision=config.training.precision)
+    fabric = open_fabric(replace(config.training, devices=1, num_nodes=1))
     config = complete(config, has_gpu=fabric.device.type != "cpu")
     benchmark_pair(config.data)
     source, target = open_domains(config.data)

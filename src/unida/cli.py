@@ -41,7 +41,11 @@ T = TypeVar("T")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The console script. Exit codes: 0 done, 2 the user can mend it, 130 interrupted (saved, can be resumed)."""
+    """The console script.
+
+    Exit codes: 0 done, 1 `data verify` found the copy incomplete, 2 the user can mend it, 130 interrupted (a run is
+    saved and can be resumed).
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     verb = arguments[0] if arguments else "--help"
     if verb in ("-h", "--help", "help"):
@@ -67,12 +71,18 @@ def _command(verbs: dict[str, Callable[[list[str]], None]], verb: str, program: 
 
 
 def _exit_with(message: str, code: int) -> None:
-    if int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))) == 0:  # of several processes, one speaks
+    if _speaks_for_all():
         print(message, file=sys.stderr)
     sys.exit(code)
 
 
-def _parse(kind: type[T], program: str, arguments: Sequence[str], description: str, default: T | None = None) -> T:
+def _speaks_for_all() -> bool:
+    """Of several processes, one speaks. torchrun numbers all in RANK, SLURM in SLURM_PROCID, Fabric those it starts."""
+    ranks = ("RANK",) if "RANK" in os.environ else ("SLURM_PROCID", "LOCAL_RANK")
+    return all(os.environ.get(name, "0") == "0" for name in ranks)
+
+
+def _parse(kind: type[T], program: str, arguments: Sequence[str], description: str) -> T:
     options = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
     said = io.StringIO()  # the parser explains errors in boxes of many lines; a user's error is one line here
     try:
@@ -133,7 +143,8 @@ def _adapt(arguments: list[str]) -> None:
     )
     config: Any = _parse(config_type, "unida adapt", arguments, description)
     if saved is not None:
-        said = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in arguments}
+        names = (word.partition("=")[0] for word in arguments if word.startswith("--"))  # the others are values
+        said = {name.removeprefix("--").replace("-", "_") for name in names}
         config = keep_saved(config, saved, said)
     try:
         execute(check(config))
@@ -174,6 +185,16 @@ def _writing(option: str, file: Path) -> Iterator[None]:
         raise UserError(f"{option} {file} cannot be written ({error.strerror}): choose another file") from error
 
 
+def _check_writable(option: str, file: Path) -> None:
+    """The error of `_writing` before the long work, not after it. Leaves nothing on the disk."""
+    with _writing(option, file):
+        folder = next(path for path in file.absolute().parents if os.path.exists(path))
+        if not folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
 @dataclass(frozen=True)
 class Evaluate:
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
@@ -188,13 +209,18 @@ class Evaluate:
 
 def _evaluate(arguments: list[str]) -> None:
     options = _parse(Evaluate, "unida evaluate", arguments, "Every metric of a run, in one pass over its target.")
+    from unida.files import write_text
     from unida.run import load
-    from unida.summary import class_lines, metric_lines, result_json, write_text
+    from unida.summary import class_lines, metric_lines, result_json
 
-    result = load(options.run).evaluate(options.target, progress=True)
+    run = load(options.run)
+    if options.json is not None:
+        _check_writable("--json", options.json)
+    result = run.evaluate(options.target, progress=True)
     print("\n".join([*metric_lines(result.scalars()), "", *class_lines(result)]))
     if options.json is not None:
         with _writing("--json", options.json):
+            options.json.parent.mkdir(parents=True, exist_ok=True)
             write_text(options.json, result_json(result))
 
 
@@ -212,7 +238,9 @@ def _predict(arguments: list[str]) -> None:
     options = _parse(Predict, "unida predict", arguments, "A class or “unknown” for every image of a folder.")
     from unida.run import load
 
-    predictions = load(options.run).predict(options.images, progress=True)
+    run = load(options.run)
+    _check_writable("--csv", options.csv)
+    predictions = run.predict(options.images, progress=True)
     with _writing("--csv", options.csv):
         predictions.write_csv(options.csv)
     unknown = sum(p.label == "unknown" for p in predictions)
@@ -223,15 +251,14 @@ def _predict(arguments: list[str]) -> None:
 
 def _demo(arguments: list[str]) -> None:
     from unida.demo import DemoOptions, run_demo
+    from unida.training.loop import Interrupted
 
-    run_demo(
-        _parse(
-            DemoOptions,
-            "unida demo",
-            arguments,
-            "Source-only and OVANet, side by side, on generated pictures.",
-        )
-    )
+    description = "Source-only and OVANet, side by side, on generated pictures."
+    options = _parse(DemoOptions, "unida demo", arguments, description)
+    try:
+        run_demo(options)
+    except Interrupted as stop:
+        _exit_with(f"{stop}. Go on with: unida demo {' '.join(arguments)}".rstrip(), 130)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ from unida.summary import percent
 from unida.training.logging import logging_to
 
 METHODS_SHOWN = ("source-only", "ovanet")
+SHARED, SOURCE_PRIVATE, TARGET_PRIVATE = 10, 5, 10  # classes
+PER_CLASS = 30  # pictures in each domain that has the class
 
 
 @dataclass(frozen=True)
@@ -31,13 +33,21 @@ def run_demo(options: DemoOptions) -> None:
     """Draw two domains with private classes on both sides, adapt with each method, print them side by side."""
     with logging_to(None):
         log = logging.getLogger("unida")
-        with progress("drawing", 1) as report:
+        pictures = PER_CLASS * (2 * SHARED + SOURCE_PRIVATE + TARGET_PRIVATE)
+        log.info(
+            "demo: draws %d pictures in two styles, then adapts from one to the other with %s, %d steps each "
+            "(120 steps: about a minute in all without a GPU)",
+            pictures,
+            " and ".join(METHODS_SHOWN),
+            options.steps,
+        )
+        with progress("drawing", pictures) as report:
             folders = write_glyphs(
                 options.out / "data",
-                shared=10,
-                source_private=5,
-                target_private=10,
-                per_class=30,
+                shared=SHARED,
+                source_private=SOURCE_PRIVATE,
+                target_private=TARGET_PRIVATE,
+                per_class=PER_CLASS,
                 size=96,
                 seed=options.seed,
                 progress=lambda done, total: report(done, ""),

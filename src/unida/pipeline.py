@@ -1,19 +1,14 @@
 """A run from options to answers: data, training, evaluation, in this order."""
 
 import logging
-import os
-import subprocess
-import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from lightning_fabric import Fabric
 
-from unida.config import Config, TrainingOptions, config_from_yaml, config_to_yaml
+from unida.config import Config, config_from_yaml, config_to_yaml
 from unida.data.augment import Inputs, Preprocess
 from unida.data.domains import Source, Target, open_domains
 from unida.data.show import show_answers
@@ -25,14 +20,14 @@ from unida.evaluation.truth import Truth, read_truth
 from unida.methods.base import Method
 from unida.modelfile import build_method, save_model
 from unida.models.features import FeatureInputs, stem_of
-from unida.runfolder import Claim, claim_folder
+from unida.processes import main_process_first, open_fabric, share_buffers
+from unida.runfolder import Claim, claim_folder, is_finished
 from unida.summary import describe_end, describe_start, summary_line, write_metrics, write_skipped
 from unida.training.logging import logging_to
 from unida.training.loop import BatchStream, Training
 from unida.training.memory import keep_freed_memory, peak_memory_bytes
 
 log = logging.getLogger("unida")
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -44,57 +39,38 @@ class _Domains:
 
 def execute(config: Config) -> Path:
     """Carry out a run, or the rest of one that was interrupted."""
-    fabric = _open_fabric(config.training)
+    fabric = open_fabric(config.training)
     fabric.launch()
     keep_freed_memory()
     is_main = fabric.is_global_zero
     claim = _claim_for_all(config, fabric)
-    config, folder = claim.config, claim.folder
-    with logging_to(folder if is_main else None, visible=is_main), torch.random.fork_rng():
-        try:
-            _refuse_uneven_batches(config, fabric.world_size)
-            domains = _main_process_first(fabric, lambda: _open_all(config, is_main))
-            method = build_method(config, len(domains.source.classes))
-            _refuse_crop(method, config)
-        except UserError:
-            if is_main:
-                claim.release()
-            raise
-        if is_main:
-            describe_start(config, domains.source, domains.target, str(fabric.device))
-        _train_and_report(fabric, method, domains, config, folder)
-    return folder
-
-
-def _open_fabric(training: TrainingOptions) -> Fabric:
-    devices, nodes = training.devices, training.num_nodes
-    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun has started the processes: it says how many there are
-        devices = int(os.environ["LOCAL_WORLD_SIZE"])
-        nodes = int(os.environ["WORLD_SIZE"]) // devices
-    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # or every process would say hello
     try:
-        fabric = Fabric(
-            accelerator=training.accelerator,
-            devices=devices,
-            num_nodes=nodes,
-            precision=training.precision,
-        )
-    except (ValueError, RuntimeError) as error:  # a name that does not exist, or a device that is not there
-        reason = " ".join(str(error).split()).rstrip(".")
-        raise UserError(f"--accelerator {training.accelerator} with --devices {training.devices}: {reason}") from error
-    if fabric.device.type == "cpu" and training.precision != "32":
-        _refuse_missing_bfloat16(training.precision)
-    return fabric
+        if not is_finished(claim.folder):
+            with logging_to(claim.folder if is_main else None, visible=is_main), torch.random.fork_rng():
+                _carry_out(claim, fabric)
+        elif is_main:
+            log.info("the run in %s is finished", claim.folder)
+        fabric.barrier()
+    finally:
+        if is_main:
+            claim.unlock()
+    return claim.folder
 
 
-def _refuse_missing_bfloat16(precision: str) -> None:
-    """Some virtual machines announce instructions that they do not have: the first product kills the process."""
-    product = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); torch.nn.functional.linear(a, a)"
-    if subprocess.run([sys.executable, "-c", product], capture_output=True).returncode != 0:
-        raise UserError(
-            f"--precision {precision}: this processor fails at 16-bit arithmetic; leave it out, or set the environment "
-            "variable ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16"
-        )
+def _carry_out(claim: Claim, fabric: Fabric) -> None:
+    config, is_main = claim.config, fabric.is_global_zero
+    try:
+        _refuse_uneven_batches(config, fabric.world_size)
+        domains = main_process_first(fabric, lambda: _open_all(config, is_main))
+        method = build_method(config, len(domains.source.classes))
+        _refuse_crop(method, config)
+    except UserError:
+        if is_main:
+            claim.release()
+        raise
+    if is_main:
+        describe_start(config, domains.source, domains.target, str(fabric.device))
+    _train_and_report(fabric, method, domains, config, claim.folder)
 
 
 def _claim_for_all(config: Config, fabric: Fabric) -> Claim:
@@ -116,22 +92,6 @@ def _claim_for_all(config: Config, fabric: Fabric) -> Claim:
         assert completed.output.out is not None  # or the main process had raised
         claim = Claim(completed, completed.output.out, is_new=False)
     return claim
-
-
-def _main_process_first(fabric: Fabric, work: Callable[[], T]) -> T:
-    """The main process works first (it fills the caches), the others after it; a user's error stops them all."""
-    if fabric.world_size == 1:
-        return work()
-    error = None
-    if fabric.is_global_zero:
-        try:
-            result = work()
-        except UserError as exception:
-            error = str(exception)
-    error = fabric.broadcast(error)
-    if error is not None:
-        raise UserError(error)
-    return result if fabric.is_global_zero else work()
 
 
 def _refuse_uneven_batches(config: Config, processes: int) -> None:
@@ -170,7 +130,7 @@ def _open_inputs(fabric: Fabric, method: Method, domains: _Domains, config: Conf
     sets = [(domains.source.pixels, True), (domains.target.pixels, True)]
     if domains.truth is not None:
         sets.append((domains.truth.pixels, False))
-    _main_process_first(fabric, lambda: inputs.prepare(sets, fabric.is_global_zero))
+    main_process_first(fabric, lambda: inputs.prepare(sets, fabric.is_global_zero))
     backbone.starts_at_tap = True
     return inputs
 
@@ -181,26 +141,28 @@ def _train_and_report(fabric: Fabric, method: Method, domains: _Domains, config:
 
     def evaluate(step: int) -> dict[str, float | None]:
         assert domains.truth is not None
+        share_buffers(fabric, method)
         _, result = evaluate_method(fabric, method, domains.truth, inputs)
         log.info("step %d: %s", step, summary_line(result))
         return result.scalars()
 
     source, target = domains.source, domains.target
     if method.backbone.frozen_at is None:  # every step looks at pixels
-        source = replace(source, pixels=source.pixels.in_memory())
-        target = replace(target, pixels=target.pixels.in_memory())
+        source = replace(source, pixels=source.pixels.in_memory(fabric.world_size))
+        target = replace(target, pixels=target.pixels.in_memory(fabric.world_size))
     stream = BatchStream(source, target, inputs, config, fabric)
     if config.training.compile:
         method.backbone.compile()
     training = Training(fabric, method, stream, config, folder, evaluate if domains.truth is not None else None)
     training.run()
+    share_buffers(fabric, method)
     if fabric.is_global_zero:
         save_model(folder / "checkpoint" / "model.safetensors", method, config, domains.source.classes)
     facts = {
         "steps": config.training.steps,
         "images_per_second": training.images_per_second(),
         "peak_memory_bytes": peak_memory_bytes(fabric.device),
-        "seconds": time.monotonic() - started,
+        "seconds": training.seconds_before + time.monotonic() - started,
     }
     if domains.truth is not None:
         answers, result = evaluate_method(fabric, method, domains.truth, inputs)
@@ -209,12 +171,13 @@ def _train_and_report(fabric: Fabric, method: Method, domains: _Domains, config:
         pixels, result = domains.target.pixels, None
         answers = answer_pixels(method, pixels, inputs, fabric)
     if fabric.is_global_zero:
-        skipped = (*domains.source.skipped, *domains.target.skipped)
+        unread = domains.truth.skipped if domains.truth is not None else domains.target.skipped
+        skipped = {*domains.source.skipped, *domains.target.skipped, *unread}
         named = name_answers(answers, pixels, domains.source.classes)
-        Predictions(named, domains.target.skipped).write_csv(folder / "predictions.csv")
+        Predictions(named, unread).write_csv(folder / "predictions.csv")
         show_answers([(p.path, p.label) for p in named], folder / "answers.png")
         write_skipped(folder / "skipped.csv", skipped)
-        write_metrics(folder, result, facts, config)
+        write_metrics(folder, result, facts, config)  # the last: a folder with metrics.json is a finished run
         describe_end(folder, result, answers, facts, len(domains.source.classes))
     fabric.barrier()
 

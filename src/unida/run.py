@@ -3,13 +3,14 @@
 import json
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from lightning_fabric import Fabric
 
-from unida.config import Config, config_from_options, load_config
+from unida.config import Config, config_from_options, default_cache, load_config
 from unida.data.augment import Preprocess
 from unida.data.folders import scan, scan_listed
 from unida.errors import UserError
@@ -19,6 +20,8 @@ from unida.evaluation.truth import Truth, read_truth_of_run
 from unida.methods.base import Method
 from unida.modelfile import ModelInfo, load_model
 from unida.pipeline import evaluate_method, execute
+from unida.processes import open_fabric_for_answers
+from unida.runfolder import is_finished
 from unida.training.memory import keep_freed_memory
 
 
@@ -46,7 +49,7 @@ def load(folder: str | os.PathLike[str]) -> "Run":
     path = Path(folder)
     if not (path / "config.yaml").exists():
         raise UserError(f"{path} is not the folder of a run: it has no config.yaml")
-    if not (path / "checkpoint" / "model.safetensors").exists():
+    if not is_finished(path):
         raise UserError(f"the run in {path} is not finished: go on with unida adapt --out {path} --resume")
     return Run(path)
 
@@ -75,7 +78,7 @@ class Run:
     @cached_property
     def _fabric(self) -> Fabric:
         keep_freed_memory()
-        return Fabric(accelerator=self.config.training.accelerator, devices=1, precision=self.config.training.precision)
+        return open_fabric_for_answers()
 
     @cached_property
     def _model(self) -> tuple[Method, ModelInfo]:
@@ -95,11 +98,16 @@ class Run:
         Args:
             images: a folder (searched through), or paths of image files.
             progress: show it on the terminal.
+
+        Returns:
+            One prediction per readable image, by path for a folder, in the given order for a list; files that cannot
+            be read are in its `skipped`.
         """
+        paths = None if isinstance(images, str | os.PathLike) else [Path(path) for path in images]
         if isinstance(images, str | os.PathLike):
             files, skipped = scan(images)
         else:
-            files, skipped = scan_listed([Path(path) for path in images], root=Path())
+            files, skipped = scan_listed(paths or [], root=Path())
         method, info = self._model
         predictions = predict_files(
             method,
@@ -111,9 +119,9 @@ class Run:
             self._fabric,
             progress,
         )
-        predictions.skipped += skipped
-        predictions.sort()
-        return predictions
+        by_path = {prediction.path: prediction for prediction in predictions}
+        order = sorted(by_path) if paths is None else [str(path) for path in paths if str(path) in by_path]
+        return Predictions([by_path[path] for path in order], [*predictions.skipped, *skipped])
 
     def evaluate(self, target: str | os.PathLike[str] | None = None, progress: bool = False) -> OpenSetResult:
         """Every metric, on the run's own target or on another folder with one sub-folder per class.
@@ -122,5 +130,8 @@ class Run:
             target: folder of labelled images; a sub-folder whose name is no class of the source is unknown.
         """
         method, info = self._model
-        truth: Truth = read_truth_of_run(self.config.data, info.classes, target, progress)
+        data = self.config.data
+        if not os.access(data.cache, os.W_OK):  # the run came from another machine
+            data = replace(data, cache=default_cache())
+        truth: Truth = read_truth_of_run(data, info.classes, target, progress)
         return evaluate_method(self._fabric, method, truth, self._preprocess, progress)[1]

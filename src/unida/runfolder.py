@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from unida.config import Config, flat_options, load_config, save_config
 from unida.data.domains import benchmark_pair
 from unida.errors import UserError
@@ -21,13 +23,25 @@ class Claim:
     folder: Path
     is_new: bool
     made: tuple[Path, ...] = ()  # folders that were not there before, the innermost first
+    lock: FileLock | None = None  # held by the main process while it works here
 
     def release(self) -> None:
         """Leave no trace of a run that could not start."""
+        self.unlock()
         if self.is_new:
             for name in ("config.yaml", "log.txt"):
                 (self.folder / name).unlink(missing_ok=True)
             _remove_empty(self.made)
+
+    def unlock(self) -> None:
+        if self.lock is not None:
+            self.lock.release()
+            Path(self.lock.lock_file).unlink(missing_ok=True)
+
+
+def is_finished(folder: Path) -> bool:
+    """metrics.json is written last."""
+    return (folder / "metrics.json").exists()
 
 
 def claim_folder(config: Config, has_gpu: bool) -> Claim:
@@ -41,7 +55,10 @@ def claim_folder(config: Config, has_gpu: bool) -> Claim:
             raise UserError(
                 f"--out {folder} already holds a run: pass --resume to go on with it, or choose another folder"
             )
-        return Claim(_resumed(config, load_config(saved)), folder, is_new=False)
+        resumed = _resumed(config, load_config(saved))
+        return Claim(resumed, folder, is_new=False, lock=_lock(folder))
+    if resume and config.data.source is None and config.data.benchmark is None:
+        raise UserError(f"--out {folder} holds no run to resume: mend the path, or name the data to start one there")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"--out {folder} already holds other files: choose a new folder")
     completed = complete(config, has_gpu)
@@ -53,7 +70,17 @@ def claim_folder(config: Config, has_gpu: bool) -> Claim:
     except OSError as error:
         _remove_empty(made)
         raise UserError(f"--out {folder} cannot be written ({error.strerror}): choose another folder") from error
-    return Claim(completed, folder, is_new=True, made=made)
+    return Claim(completed, folder, is_new=True, made=made, lock=_lock(folder))
+
+
+def _lock(folder: Path) -> FileLock:
+    """Two processes that write the same checkpoint would ruin it."""
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise UserError(f"--out {folder}: another process is at work there; wait for it, or stop it first") from error
+    return lock
 
 
 def _remove_empty(folders: Iterable[Path]) -> None:

@@ -21,6 +21,7 @@ import pytest
 import torch
 from tiny_runs import adapt_arguments, last_step, lines_of, run_here, start_process
 
+import unida
 from unida.config import config_from_options
 from unida.data.augment import Preprocess
 from unida.data.cache import decode_in_memory
@@ -177,3 +178,18 @@ def test_a_batch_that_cannot_be_shared_evenly_is_refused() -> None:
     _refuse_uneven_batches(config, 3)
     with pytest.raises(UserError, match="--batch-size 6 cannot be shared evenly by 4 processes"):
         _refuse_uneven_batches(config, 4)
+
+
+def test_with_batchnorm_all_processes_answer_with_the_model_that_is_saved(folders: GlyphFolders) -> None:
+    """Each process has statistics of its own half after the last step; the saved ones must give all answers."""
+    name = "two with BatchNorm"
+    changes = {"backbone": "test_resnet", "devices": 2, "steps": 4, "eval_every": 0}
+    code, printed = end_of(start_process(arguments(folders, name, **changes), start_new_session=True))
+    assert code == 0, printed
+    run = folders.source.parent.parent / name
+    again = {p.path: p for p in unida.load(run).predict(folders.target)}
+    for path, (label, probability, unknown_score) in answers(run).items():
+        assert again[path].label == label
+        assert (again[path].probability, again[path].unknown_score) == pytest.approx(
+            (probability, unknown_score), abs=2e-4
+        )

@@ -48,7 +48,7 @@ def test_the_next_steps_after_loading_have_the_same_bits(tmp_path: Path) -> None
         torch.manual_seed(99)
         other = Tiny()  # other weights: all must come from the file
     other_optimiser = build_optimiser(other, options)
-    assert load_checkpoint(tmp_path / "c.safetensors", other, other_optimiser) == (3, {})
+    assert load_checkpoint(tmp_path / "c.safetensors", other, other_optimiser) == (3, 0.0, {})
     train(other, other_optimiser, range(3, 6))
     assert_same_bits(state_of(other), state_of(method))
 
@@ -97,10 +97,10 @@ def test_numbers_of_the_optimiser_and_the_gradient_scaler_are_kept(tmp_path: Pat
     train(method, optimiser, range(2))
     optimiser.state[next(method.parameters())]["note"] = 7  # a state that is no tensor
     scaler = {"scale": 65536.0, "growth_factor": 2.0, "_growth_tracker": 3}
-    save_checkpoint(tmp_path / "c.safetensors", method, optimiser, 2, scaler)
+    save_checkpoint(tmp_path / "c.safetensors", method, optimiser, 2, 1.5, scaler)
     other = make_method()
     other_optimiser = torch.optim.Adagrad(other.parameters())
-    assert load_checkpoint(tmp_path / "c.safetensors", other, other_optimiser) == (2, scaler)
+    assert load_checkpoint(tmp_path / "c.safetensors", other, other_optimiser) == (2, 1.5, scaler)
     assert other_optimiser.state[next(other.parameters())]["note"] == 7
 
 

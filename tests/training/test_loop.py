@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from tiny_training import Tiny
 from torch import Tensor
 
-from unida.methods.base import Method, SourceBatch, TargetBatch
+from unida.methods.base import Method, SourceBatch, Sweep, TargetBatch
 from unida.training.checkpoint import read_metadata
 from unida.training.loop import Interrupted, Training, TrainingDiverged
 
@@ -316,3 +316,48 @@ def test_a_divergence_ends_the_command_with_one_line_and_code_2(
     weights = load_file(tmp_path / "run" / "checkpoint" / "resume.safetensors")
     assert all(tensor.isfinite().all() for tensor in weights.values())
     assert not (tmp_path / "run" / "checkpoint" / "model.safetensors").exists()
+
+
+class Rounds(Tiny):
+    """Remembers when it was called and what it was given."""
+
+    round_every = 5
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(4))
+        self.called: list[int] = []
+
+    def on_round(self, step: int, sweep: Sweep) -> None:
+        assert not torch.is_grad_enabled() or not sweep("target").requires_grad
+        self.called.append(step)
+        self.centre = sweep("source").mean(dim=0) + sweep("target").mean(dim=0)
+
+    def training_step(self, source: SourceBatch, target: TargetBatch, step: int) -> dict[str, Tensor]:
+        losses = super().training_step(source, target, step)
+        losses["pull"] = 0.1 * (self.features(target.images) - self.centre).square().mean()
+        return losses
+
+
+class DiesAfterARound(Rounds):
+    def training_step(self, source: SourceBatch, target: TargetBatch, step: int) -> dict[str, Tensor]:
+        if step == 8:
+            raise KeyboardInterrupt
+        return super().training_step(source, target, step)
+
+
+def test_rounds_come_at_their_interval_and_a_resumed_run_ends_alike(start: StartRun) -> None:
+    whole = start(kind=Rounds, folder="whole")
+    whole.run()
+    assert isinstance(whole.method, Rounds)
+    assert whole.method.called == [0, 5, 10]
+    with pytest.raises(KeyboardInterrupt):
+        start(kind=DiesAfterARound, folder="cut", checkpoint_every=7).run()
+    rest = start(kind=Rounds, folder="cut")
+    assert rest.done == 7
+    rest.run()
+    assert isinstance(rest.method, Rounds)
+    assert rest.method.called == [10], "what the round of step 5 learnt came with the checkpoint"
+    expected = saved_weights(whole)
+    for name, tensor in saved_weights(rest).items():
+        assert torch.equal(tensor, expected[name]), name

@@ -86,9 +86,9 @@ class Pixels:
         inside = corners - window_corners
         return windows, _like(top, inside[:, 0]), _like(left, inside[:, 1])
 
-    def in_memory(self) -> "Pixels":
-        """The same, read into memory if it fits in a quarter of what is free: no page of it is ever fetched again."""
-        fits = self._buffer.nbytes <= _quarter_of_free_memory()
+    def in_memory(self, processes: int = 1) -> "Pixels":
+        """The same, read into memory if that takes at most a quarter of what is free, shared by all processes."""
+        fits = self._buffer.nbytes <= _quarter_of_free_memory() // processes
         return replace(self, _buffer=np.array(self._buffer)) if fits else self
 
     def subset(self, index: np.ndarray | torch.Tensor | Sequence[int]) -> "Pixels":

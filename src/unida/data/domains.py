@@ -83,6 +83,7 @@ def open_domains(options: DataOptions, visible: bool = True) -> tuple[Source, Ta
     assert options.source is not None and options.target is not None  # benchmark_pair made sure
     _refuse_same_folder(options.source, options.target)
     source_files, source_skipped = scan(options.source, cache_dir=options.cache)
+    _refuse_skipped(source_skipped, options)
     if not source_files:
         raise UserError(f"--source {options.source} holds no image: it needs one sub-folder of images per class")
     labelled_by_folder(source_files)  # complain about stray images before the long work of decoding
@@ -106,6 +107,7 @@ def open_target(options: DataOptions, visible: bool = True) -> Target:
     """The target folder alone."""
     assert options.target is not None
     files, skipped = scan(options.target, cache_dir=options.cache)
+    _refuse_skipped(skipped, options)
     if not files:
         raise UserError(f"{options.target} holds no image: point it at a folder of jpg, png, webp, bmp or tiff")
     pixels = _open(files, "target", options, visible)
@@ -123,6 +125,7 @@ def open_benchmark_domain(
     """
     listed = domain_files(pair.benchmark, pair.root, domain, part)
     files, skipped = scan_listed([path for path, _ in listed], pair.root, cache_dir=options.cache)
+    _refuse_skipped(skipped, options)
     pixels = _open(files, domain, options, visible)
     class_of_path = {str(path): name for path, name in listed}
     names = [class_of_path[str(file.path)] for file in pixels.files]
@@ -162,6 +165,13 @@ def _open(files: Sequence[ImageFile], what: str, options: DataOptions, visible: 
             memory_limit=0,  # mapped: whoever comes back to the images step by step reads them in
             progress=lambda done, total: report(done),
         )
+
+
+def _refuse_skipped(skipped: Sequence[Skipped], options: DataOptions) -> None:
+    """--strict, for files that are not even tried: of another kind, or not to be read."""
+    if options.strict and skipped:
+        first = skipped[0]
+        raise UserError(f"{first.path}: {first.reason}; mend or remove the file, or run without --strict to skip it")
 
 
 def _refuse_same_folder(source: Path, target: Path) -> None:

@@ -1,5 +1,6 @@
 """What the target's images really show. Read by evaluation alone; nothing in training imports this module."""
 
+import logging
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -9,7 +10,10 @@ import numpy as np
 from unida.config import DataOptions
 from unida.data.cache import Pixels
 from unida.data.domains import Target, benchmark_pair, open_benchmark_domain, open_domains, open_target
+from unida.data.folders import Skipped
 from unida.errors import UserError
+
+log = logging.getLogger("unida")
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,7 @@ class Truth:
     pixels: Pixels
     labels: np.ndarray
     names: tuple[str, ...]
+    skipped: tuple[Skipped, ...]
 
 
 def read_truth(
@@ -33,17 +38,23 @@ def read_truth(
     pair = benchmark_pair(options)
     if pair is not None:
         wanted = pair.label_sets.target_classes
-        pixels, names, _ = open_benchmark_domain(pair, pair.target, "evaluate", wanted, options, visible)
+        pixels, names, skipped = open_benchmark_domain(pair, pair.target, "evaluate", wanted, options, visible)
     elif options.target_labels:
         assert target is not None
-        pixels = target.pixels
+        pixels, skipped = target.pixels, target.skipped
         names = [_folder_of(file.relative, options) for file in pixels.files]
     else:
         return None
+    if not set(names) & set(classes):
+        log.warning(
+            "no class of the target (%s, …) is named like one of the source (%s, …): all images count as unknown",
+            min(names),
+            min(classes),
+        )
     private = sorted(set(names) - set(classes))
     all_names = (*classes, *private)
     ids = {name: i for i, name in enumerate(all_names)}
-    return Truth(pixels, np.array([ids[name] for name in names], dtype=np.int64), all_names)
+    return Truth(pixels, np.array([ids[name] for name in names], dtype=np.int64), all_names, skipped)
 
 
 def read_truth_of_run(
@@ -75,7 +86,7 @@ def _folder_of(relative: str, options: DataOptions) -> str:
     parts = PurePosixPath(relative).parts
     if len(parts) < 2:
         raise UserError(
-            f"--target-labels: {relative} lies in no class folder of {options.target}: move it into one, or leave "
-            "--target-labels out"
+            f"{relative} lies in no class folder of {options.target}, so it cannot be evaluated: move it into one, or "
+            "adapt without --target-labels"
         )
     return parts[0]

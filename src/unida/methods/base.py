@@ -4,8 +4,8 @@ A method is one `nn.Module` in one file that reads like its paper's pseudo-code.
 target batch has none.
 """
 
-from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,9 @@ class ParameterGroups(NamedTuple):
     new: Sequence[nn.Parameter]  # starts from nothing: learns ten times faster
 
 
+Sweep = Callable[[Literal["source", "target"]], Tensor]  # → (N, d) features of all images of a domain
+
+
 class Method(nn.Module):
     """Base of all methods.
 
@@ -48,6 +51,7 @@ class Method(nn.Module):
     Options: ClassVar[type[Any]]
 
     unknown_threshold: float = 0.5  # an image whose unknown score is above is unknown
+    round_every: int = 0  # steps between two calls of `on_round`; 0: never
 
     def __init__(self, backbone: Backbone, num_classes: int, options: Any) -> None:
         super().__init__()
@@ -65,6 +69,16 @@ class Method(nn.Module):
     def training_step(self, source: SourceBatch, target: TargetBatch, step: int) -> dict[str, Tensor]:
         """One step's losses by name, weighted; the loop adds them up, steps the optimiser and logs each."""
         raise NotImplementedError  # abstract
+
+    def on_round(self, step: int, sweep: Sweep) -> None:
+        """Work over all images before step 0 and every `round_every` steps: clustering, memories.
+
+        What it learns must live in buffers, so that a checkpoint holds it.
+
+        Args:
+            sweep: `sweep("source")` and `sweep("target")` give the (N, d) features of all images of a domain (test
+                view, evaluation mode), in the order that batches' `indices` speak of.
+        """
 
     def forward(self, source: SourceBatch, target: TargetBatch, step: int) -> dict[str, Tensor]:
         """The training step under the name that distributed wrappers intercept."""

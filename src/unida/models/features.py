@@ -6,10 +6,11 @@ methods, seeds, pairs and folders that hold the same image find its features the
 
 A *shelf* is the folder ``<cache_dir>/features/<key>``, made for one view: ``rows.16`` holds a row of 16-bit numbers per
 image, ``index`` the image's digest and the row's checksum. Rows are appended, and a row counts once its entry in the
-index is whole, so a kill leaves nothing half-written. The key is made of the weights up to the tap, the tap, the
+index is whole, so a kill leaves nothing half-written. The key is made of the backbone's weights, the tap, the
 normalisation, the resizing, the crop, the view and the number format: a shelf never goes stale.
 """
 
+import errno
 import hashlib
 import logging
 import os
@@ -100,12 +101,16 @@ class Shelf:
         """
         packed = features.to(self.format).contiguous()
         if not bool(packed.isfinite().all()):
-            raise UserError("features at this tap are too large for 16-bit floats: pass --feature-format bf16")
+            raise UserError(
+                "features at this tap are too large for fp16: start a run in another --out with --feature-format bf16"
+            )
         block = packed.view(torch.int16).numpy().reshape(len(digests), -1)
         entries = np.array([(d, zlib.crc32(row.tobytes())) for d, row in zip(digests, block, strict=True)], ENTRY)
         with self.lock, open(self._index, "ab") as index:
             self.refresh()
-            os.pwrite(self._rows, block.tobytes(), len(self.row_of) * 2 * self.row_length)
+            written = os.pwrite(self._rows, block.tobytes(), len(self.row_of) * 2 * self.row_length)
+            if written != block.nbytes:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(self._rows)
             index.write(entries.tobytes())
             index.flush()
@@ -116,7 +121,8 @@ class Shelf:
         """(B, *shape) in the stored format. Read, not mapped: the process's memory stays flat."""
         block = np.empty((len(rows), self.row_length), dtype=np.int16)
         for values, row in zip(block, rows.tolist(), strict=True):
-            os.preadv(self._rows, [values.data], row * 2 * self.row_length)
+            if os.preadv(self._rows, [values.data], row * 2 * self.row_length) != values.nbytes:
+                raise OSError(errno.EIO, f"row {row} of {self.folder} ends early")
         return torch.from_numpy(block).view(self.format).reshape(len(rows), *self.shape)
 
     @cached_property
@@ -183,6 +189,14 @@ class FeatureInputs:
             log.info("features: all found in %s", self.cache_dir / "features")
             return
         self._announce(*jobs[0], total)
+        try:
+            self._compute_jobs(jobs, total, visible)
+        except OSError as error:
+            raise UserError(
+                f"{self.cache_dir}: cannot keep features there ({error.strerror}): free space or choose another --cache"
+            ) from error
+
+    def _compute_jobs(self, jobs: list[tuple[Pixels, int, np.ndarray]], total: int, visible: bool) -> None:
         done = 0
         with progress("features", total, visible=visible) as report:
             for pixels, view, missing in jobs:

@@ -43,9 +43,10 @@ def save_checkpoint(
     method: nn.Module,
     optimiser: torch.optim.Optimizer,
     step: int,
+    seconds: float = 0.0,
     scaler: dict[str, Any] | None = None,
 ) -> None:
-    """The state after `step` steps: weights, buffers and optimiser.
+    """The state after `step` steps, which took `seconds`: weights, buffers and optimiser.
 
     Samplers and augmentation have no state (`unida.data.sampling`), so the step number stands for them.
     """
@@ -58,12 +59,19 @@ def save_checkpoint(
                 tensors[f"optimiser/{index}/{key}"] = value
             else:
                 numbers.setdefault(str(index), {})[key] = value
-    metadata = {"step": str(step), "optimiser": json.dumps(numbers), "scaler": json.dumps(scaler or {})}
+    metadata = {
+        "step": str(step),
+        "seconds": str(seconds),
+        "optimiser": json.dumps(numbers),
+        "scaler": json.dumps(scaler or {}),
+    }
     write_atomically(tensors, metadata, path)
 
 
-def load_checkpoint(path: Path, method: nn.Module, optimiser: torch.optim.Optimizer) -> tuple[int, dict[str, Any]]:
-    """Restore a state in place. Returns the number of steps it had taken, and the gradient scaler's state."""
+def load_checkpoint(
+    path: Path, method: nn.Module, optimiser: torch.optim.Optimizer
+) -> tuple[int, float, dict[str, Any]]:
+    """Restore a state in place. Returns the steps and seconds it had taken, and the gradient scaler's state."""
     metadata, tensors = read_metadata(path), load_file(path)
     method.load_state_dict({k.removeprefix("method/"): v for k, v in tensors.items() if k.startswith("method/")})
     entries: dict[int, dict[str, Any]] = {int(i): dict(v) for i, v in json.loads(metadata["optimiser"]).items()}
@@ -74,7 +82,7 @@ def load_checkpoint(path: Path, method: nn.Module, optimiser: torch.optim.Optimi
             entries.setdefault(int(index), {})[key] = _laid_out_like(parameters[int(index)], tensor)
     state = optimiser.state_dict()
     optimiser.load_state_dict({**state, "state": entries})
-    return int(metadata["step"]), json.loads(metadata["scaler"])
+    return int(metadata["step"]), float(metadata["seconds"]), json.loads(metadata["scaler"])
 
 
 def _laid_out_like(parameter: Tensor, state: Tensor) -> Tensor:

@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
+import numpy as np
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor
@@ -24,6 +26,8 @@ from unida.training.logging import MetricsLog
 from unida.training.optim import build_optimiser, set_learning_rate
 
 log = logging.getLogger("unida")
+
+SWEEP_BATCH = 64
 
 
 class Interrupted(Exception):
@@ -98,7 +102,8 @@ class Training:
         self.checkpoint = folder / "checkpoint" / "resume.safetensors"
         self.done = self._restore()
         self.metrics = MetricsLog(folder, self.done) if fabric.is_global_zero else None
-        self.seconds = 0.0  # spent in steps, without evaluation and checkpoints
+        self.started = time.monotonic()
+        self.seconds = 0.0  # spent in steps by this process, without evaluation and checkpoints
         self.steps_here = 0  # taken by this process since it started
 
     def run(self) -> None:
@@ -114,6 +119,8 @@ class Training:
         with _stop_requested() as stop, progress("training", self.steps, self.done, visible) as report:
             while self.done < self.steps:
                 start = time.perf_counter()
+                if self.method.round_every and self.done % self.method.round_every == 0:
+                    self.method.on_round(self.done, self._sweep)
                 losses = self._step(self.done)
                 self.done += 1
                 note = self._log(losses) if self._logging_now(self.done) else None
@@ -150,6 +157,19 @@ class Training:
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         return {name: loss.detach() for name, loss in losses.items()}
+
+    @torch.no_grad()
+    def _sweep(self, domain: Literal["source", "target"]) -> Tensor:
+        """Features of all images of a domain, (N, d): each process computes all of them, so that all agree."""
+        pixels = (self.stream.source if domain == "source" else self.stream.target).pixels
+        self.method.eval()
+        parts = []
+        for start in range(0, len(pixels), SWEEP_BATCH):
+            index = np.arange(start, min(start + SWEEP_BATCH, len(pixels)))
+            with self.fabric.autocast():
+                parts.append(self.method.features(self.stream.inputs.test_view(pixels, index)).float())
+        self.method.train()
+        return torch.cat(parts)
 
     def _logging_now(self, done: int) -> bool:
         return done % self.config.output.log_every == 0 or done == self.steps
@@ -228,13 +248,15 @@ class Training:
     def _write_checkpoint(self) -> None:
         if self.fabric.is_global_zero:
             scaler = self.scaler.state_dict() if self.scaler is not None else None
-            save_checkpoint(self.checkpoint, self.method, self.optimiser, self.done, scaler)
+            seconds = self.seconds_before + time.monotonic() - self.started
+            save_checkpoint(self.checkpoint, self.method, self.optimiser, self.done, seconds, scaler)
         self.fabric.barrier()
 
     def _restore(self) -> int:
+        self.seconds_before = 0.0  # that this run took before it was resumed
         if not self.checkpoint.exists():
             return 0
-        done, scaler_state = load_checkpoint(self.checkpoint, self.method, self.optimiser)
+        done, self.seconds_before, scaler_state = load_checkpoint(self.checkpoint, self.method, self.optimiser)
         if self.scaler is not None and scaler_state:
             self.scaler.load_state_dict(scaler_state)
         log.info("resumed after step %d of %d", done, self.steps)

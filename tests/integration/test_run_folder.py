@@ -1,0 +1,73 @@
+"""What two processes, a second call and another machine find in a run's folder."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+from tiny_runs import adapt_arguments, run_here
+
+import unida
+from unida.data.glyphs import GlyphFolders
+
+
+@pytest.fixture
+def finished(glyphs: GlyphFolders, tmp_path: Path) -> Path:
+    run = tmp_path / "run"
+    assert run_here(adapt_arguments(glyphs.source, glyphs.target, run, tmp_path / "cache", steps=2)) == 0
+    return run
+
+
+def test_a_folder_in_which_another_process_works_is_refused(
+    finished: Path, glyphs: GlyphFolders, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (finished / "metrics.json").unlink()
+    with FileLock(finished / ".lock"):
+        assert run_here(["adapt", "--out", str(finished), "--resume"]) == 2
+    assert "another process is at work" in capsys.readouterr().err
+    assert run_here(["adapt", "--out", str(finished), "--resume"]) == 0
+    assert not (finished / ".lock").exists()
+
+
+def test_a_second_call_on_a_finished_run_changes_nothing(finished: Path) -> None:
+    before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
+    assert run_here(["adapt", "--out", str(finished), "--resume"]) == 0
+    assert {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_without_its_last_file_is_not_finished(finished: Path) -> None:
+    (finished / "metrics.json").unlink()
+    with pytest.raises(unida.UserError, match="not finished"):
+        unida.load(finished)
+
+
+def test_nothing_to_resume_is_said_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_here(["adapt", "--out", str(tmp_path / "typo"), "--resume"]) == 2
+    assert "holds no run to resume" in capsys.readouterr().err
+
+
+def test_a_copied_run_is_evaluated_without_its_cache(finished: Path, tmp_path: Path) -> None:
+    expected = json.loads((finished / "metrics.json").read_text())["last_step"]
+    shutil.rmtree(tmp_path / "cache")
+    assert unida.load(finished).evaluate().scalars() == pytest.approx(expected)
+
+
+def test_predictions_come_in_the_order_of_the_paths(finished: Path, glyphs: GlyphFolders) -> None:
+    paths = sorted(glyphs.target.rglob("*.png"))[:4][::-1]
+    wanted = [paths[2], paths[0], paths[3], paths[0]]
+    predictions = unida.load(finished).predict([*wanted, glyphs.target / "gone.png"])
+    assert [p.path for p in predictions] == [str(path) for path in wanted]
+    assert [Path(item.path).name for item in predictions.skipped] == ["gone.png"]
+
+
+def test_strict_refuses_files_of_another_kind(
+    glyphs: GlyphFolders, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "target"
+    shutil.copytree(glyphs.target, target)
+    (target / "notes.txt").write_text("not a picture")
+    words = adapt_arguments(glyphs.source, target, tmp_path / "run", tmp_path / "cache", steps=1, target_labels=None)
+    assert run_here([*words, "--strict"]) == 2
+    assert "notes.txt" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
