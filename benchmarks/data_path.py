@@ -105,10 +105,14 @@ def compare_epochs(pixels: Pixels, repeats: int) -> list[Measure]:
     return [
         Measure("pixels of 256 × 256 from the cache", len(pixels) / median(read), "images/s"),
         Measure("pixels of 256 × 256, decoded and resized anew", len(pixels) / median(resized), "images/s"),
-        Measure("cache faster by", median(d / c for d, c in zip(resized, read, strict=True)), "times"),
+        Measure("pixels faster from the cache by", median(d / c for d, c in zip(resized, read, strict=True)), "times"),
         Measure("training views from the cache", len(pixels) / median(cached), "images/s"),
         Measure("training views decoded anew", len(pixels) / median(decoded), "images/s"),
-        Measure("cache faster by", median(d / c for d, c in zip(decoded, cached, strict=True)), "times"),
+        Measure(
+            "training views faster from the cache by",
+            median(d / c for d, c in zip(decoded, cached, strict=True)),
+            "times",
+        ),
     ]
 
 
