@@ -430,12 +430,12 @@ def evaluate_no_run(work: Path) -> list[str]:
 
 
 def unfinished(work: Path) -> list[str]:
-    (work / "run/checkpoint/model.safetensors").unlink()
+    (work / "run/metrics.json").unlink()  # what a run writes last
     return ["predict", "run", "target", "--csv", "answers.csv"]
 
 
 def evaluate_unfinished(work: Path) -> list[str]:
-    (work / "run/checkpoint/model.safetensors").unlink()
+    (work / "run/metrics.json").unlink()  # what a run writes last
     return ["evaluate", "run"]
 
 
@@ -550,6 +550,54 @@ def test_other_commands_refuse(
     assert answer.code == 2
     assert_one_line(answer.err, parts)
     assert contents(copied_run.parent) == before
+
+
+@pytest.mark.parametrize(
+    ("command", "option"), [(["predict", "run", "target"], "--csv"), (["evaluate", "run"], "--json")]
+)
+@pytest.mark.parametrize("place", ["run/log.txt/answers", "target", "closed/answers", "closed/deep/answers"])
+def test_a_file_that_cannot_be_written_is_found_before_the_work(
+    command: list[str], option: str, place: str, copied_run: Path, cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work(*arguments: Any, **options: Any) -> None:
+        raise AssertionError("the images were looked at")
+
+    monkeypatch.setattr("unida.run.Run.predict", work)
+    monkeypatch.setattr("unida.run.Run.evaluate", work)
+    (copied_run.parent / "closed").mkdir(mode=0o555)
+    if place.startswith("closed") and os.access("closed", os.W_OK):
+        pytest.skip("root may write anywhere")
+    before = contents(copied_run.parent)
+    answer = cli([*command, option, place])
+    assert answer.code == 2
+    assert_one_line(answer.err, (f"{option} {place} cannot be written", "choose another file"))
+    assert contents(copied_run.parent) == before
+
+
+@pytest.mark.parametrize(
+    ("environment", "speaks"),
+    [
+        ({}, True),
+        ({"RANK": "0", "LOCAL_RANK": "0", "SLURM_PROCID": "1"}, True),  # torchrun on two machines, by SLURM
+        ({"RANK": "2", "LOCAL_RANK": "0", "SLURM_PROCID": "0"}, False),
+        ({"LOCAL_RANK": "1"}, False),  # started by Fabric
+        ({"LOCAL_RANK": "1", "SLURM_PROCID": "0"}, False),
+        ({"SLURM_PROCID": "0"}, True),
+        ({"SLURM_PROCID": "3"}, False),
+    ],
+    ids=str,
+)
+def test_of_several_processes_one_speaks(
+    environment: dict[str, str], speaks: bool, cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    answer = cli(["adpat"])
+    assert answer.code == 2
+    assert answer.err.startswith("error: there is no command 'unida adpat'") is speaks
+    assert speaks or answer.err == ""
 
 
 # ---- through a process of its own ------------------------------------------------------------------------------------

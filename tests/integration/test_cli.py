@@ -194,6 +194,19 @@ def test_a_run_needs_its_own_folder_alone(finished: Path, tmp_path: Path, cli: A
     assert [row["path"] for row in rows_of(tmp_path / "answers.csv")] == [str(tmp_path / "new" / "red.png")]
 
 
+@pytest.mark.parametrize("name", ["target", "steps"])
+def test_a_value_that_reads_like_an_option_is_none(
+    name: str, finished: Path, tmp_path: Path, cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Resumed in a folder called as an option is: that option keeps its saved value."""
+    shutil.copytree(finished, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    before = (tmp_path / name / "predictions.csv").read_bytes()
+    answer = cli(["adapt", "--out", name, "--resume"])
+    assert answer.code == 0, answer.err
+    assert (tmp_path / name / "predictions.csv").read_bytes() == before
+
+
 def test_evaluate_on_another_folder(finished: Path, glyphs: GlyphFolders, cli: Any, tmp_path: Path) -> None:
     answer = cli(["evaluate", finished, "--target", glyphs.source, "--json", tmp_path / "source.json"])
     assert answer.code == 0, answer.err
@@ -228,10 +241,10 @@ def test_benchmark_run(office31: Path, tiny: dict[str, str], cli: Any, tmp_path:
     assert {row["name"] for row in per_class if row["kind"] == "private"} == set(sets.target_private)
     assert {row["name"] for row in per_class if row["n"] and row["kind"] == "source"} == set(sets.shared)
 
-    again = cli(["evaluate", tmp_path / "run", "--json", tmp_path / "again.json"])
+    again = cli(["evaluate", tmp_path / "run", "--json", tmp_path / "new" / "again.json"])
     assert again.code == 0, again.err
     first = json.loads((tmp_path / "run/metrics.json").read_text())["last_step"]
-    assert json.loads((tmp_path / "again.json").read_text())["metrics"] == pytest.approx(first)
+    assert json.loads((tmp_path / "new" / "again.json").read_text())["metrics"] == pytest.approx(first)
 
 
 # ---- commands on data, and help --------------------------------------------------------------------------------------

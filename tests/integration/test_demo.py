@@ -1,0 +1,44 @@
+"""The demo from start to end, on fewer pictures."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unida import demo, progress
+from unida.models.weights import LITE0_WHEEL
+from unida.training.loop import Interrupted
+
+
+def test_demo_says_what_it_does_counts_what_it_draws_and_shows_both_methods(
+    tmp_path: Path, cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(LITE0_WHEEL, reason="needs unida[offline]")
+    monkeypatch.setattr(demo, "PER_CLASS", 2)
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
+    out = tmp_path / "demo"
+    answer = cli(["demo", "--steps", "1", "--out", out])
+    assert answer.code == 0, answer.err
+    lines = answer.err.splitlines()
+    # Two pictures of 15 classes of the source and 20 of the target.
+    assert "draws 70 pictures" in lines[0] and "1 steps each" in lines[0] and "about a minute" in lines[0]
+    drawn = [line.split()[1] for line in lines if line.startswith("drawing: ")]
+    assert drawn == [f"{done}/70" for done in range(1, 71)]
+    assert len(list((out / "data").rglob("*.png"))) == 70
+    for method in ("source-only", "ovanet"):
+        assert f"│ {method} " in answer.out
+        assert (out / method / "metrics.json").exists()
+    assert f"next: unida predict {out / 'ovanet'} {out / 'data' / 'target'} --csv answers.csv" in answer.out
+
+
+def test_an_interrupted_demo_says_how_to_go_on(tmp_path: Path, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(**options: Any) -> None:
+        raise Interrupted("interrupted at step 3, saved")
+
+    monkeypatch.setattr(demo, "PER_CLASS", 1)
+    monkeypatch.setattr(demo, "adapt", interrupted)
+    answer = cli(["demo", "--out", tmp_path / "demo"])
+    assert answer.code == 130
+    assert answer.err.splitlines()[-1] == (
+        f"interrupted at step 3, saved. Go on with: unida demo --out {tmp_path / 'demo'}"
+    )
