@@ -24,6 +24,7 @@ from unida.training.optim import build_optimiser
 
 log = logging.getLogger("unida")
 
+GRAIN = 2  # grey levels that count as equal: on a plain ground, compression decides what is brighter
 NEAR = 4  # differing bits, of 64, up to which two pictures are nearly the same
 TIMED = 3  # batches timed, after one to warm up
 
@@ -70,7 +71,7 @@ def difference_hash(pixels: Pixels) -> np.ndarray:
         grey = pixels.image(i).astype(np.float32).mean(axis=2)
         rows = np.array_split(grey, 8, axis=0)
         cells = np.array([[part.mean() for part in np.array_split(row, 9, axis=1)] for row in rows])
-        bits[i] = (cells[:, :-1] > cells[:, 1:]).reshape(-1)
+        bits[i] = (cells[:, :-1] > cells[:, 1:] + GRAIN).reshape(-1)
     return np.packbits(bits, axis=1).view(np.uint64).reshape(-1)
 
 

@@ -122,6 +122,7 @@ def complete(config: Config, has_gpu: bool) -> Config:
 def _resumed(asked: Config, saved: Config) -> Config:
     """The saved config, on the machine asked for. Nothing else may differ from it: that would be another run."""
     machine = ("accelerator", "devices", "num_nodes")
+    saved = complete(saved, has_gpu=False)  # an option that is newer than the run is not in its file
     before, now = flat_options(saved), flat_options(complete(asked, has_gpu=False))
     changed = (
         name for name in now if name not in (*machine, "out", "resume", "cache") and now[name] != before.get(name)

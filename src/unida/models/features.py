@@ -212,9 +212,14 @@ class FeatureInputs:
 
     def _jobs(self, sets: Sequence[tuple[Pixels, bool]]) -> list[tuple[Pixels, int, np.ndarray]]:
         """(images, view, indices of those without features), where there are any."""
-        wanted = [(p, view) for p, training in sets for view in range(self.views + 1 if training else 1)]
-        jobs = [(pixels, view, self._missing(pixels, view)) for pixels, view in wanted]
-        return [job for job in jobs if len(job[2])]
+        jobs, counted = [], set[tuple[bytes, int]]()
+        for pixels, training in sets:
+            for view in range(self.views + 1 if training else 1):
+                missing = [i for i in self._missing(pixels, view) if (_digest(pixels, i), view) not in counted]
+                counted.update((_digest(pixels, i), view) for i in missing)
+                if missing:
+                    jobs.append((pixels, view, np.array(missing)))
+        return jobs
 
     def _announce(self, pixels: Pixels, view: int, missing: np.ndarray, total: int) -> None:
         sample = missing[:16]
