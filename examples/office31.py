@@ -26,7 +26,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, required=True, help="the folder that holds Office-31")
     parser.add_argument("--out", type=Path, default=Path("runs/office31"))
-    parser.add_argument("--methods", nargs="+", default=["source-only", "ovanet"])
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        default=["source-only", "source-only/one-vs-all", "ovanet"],
+        help="what follows a slash is source-only's --rejection",
+    )
     parser.add_argument("--settings", nargs="+", default=["unida", "osda"])
     parser.add_argument("--pairs", nargs="+", default=list(PAIRS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
@@ -49,7 +54,8 @@ def main() -> None:
 def run(task: tuple[str, str, str, int], options: argparse.Namespace) -> dict[str, object]:
     """One run, unless it is there: its row of the table."""
     pair, setting, method, seed = task
-    folder = options.out / f"{pair.replace(':', '')}-{setting}-{method}-{seed}"
+    folder = options.out / f"{pair.replace(':', '')}-{setting}-{method.replace('/', '-')}-{seed}"
+    name, _, rejection = method.partition("/")
     if not (folder / "metrics.json").exists():
         source, target = (DOMAINS[letter] for letter in pair.split(":"))
         words = [
@@ -62,7 +68,8 @@ def run(task: tuple[str, str, str, int], options: argparse.Namespace) -> dict[st
             "--setting",
             setting,
         ]
-        words += ["--method", method, "--seed", seed, "--out", folder, "--resume", *options.rest]
+        words += ["--method", name, *(["--rejection", rejection] if rejection else [])]
+        words += ["--seed", seed, "--out", folder, "--resume", *options.rest]
         command = [sys.executable, "-m", "unida", "adapt", *map(str, words)]
         folder.parent.mkdir(parents=True, exist_ok=True)
         with open(f"{folder}.log", "a") as log:
