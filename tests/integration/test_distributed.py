@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,14 +33,6 @@ from unida.training.loop import BatchStream
 # 21 target images: two processes answer 11 each, and the surplus one must not count twice.
 OPTIONS = {"backbone": "test_vit", "batch_size": 6, "steps": 12, "eval_every": 5, "checkpoint_every": 5}
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import pkgutil
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +30,6 @@ from unida.methods.ovanet import OVANet
 from unida.summary import write_metrics
 
 BEFORE_EVALUATION = ("data", "losses", "methods", "models", "training")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

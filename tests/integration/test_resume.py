@@ -6,12 +6,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from tiny_runs import ENVIRONMENT, adapt_arguments, last_step, lines_of, model_hash, run_here, start_process
 
@@ -22,14 +21,6 @@ STEPS = 60
 CHECKPOINT_EVERY = 9
 # BatchNorm (buffers to restore) and intervals that do not divide each other.
 OPTIONS = {"steps": STEPS, "checkpoint_every": CHECKPOINT_EVERY, "eval_every": 7}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
