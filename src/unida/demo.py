@@ -36,7 +36,7 @@ def run_demo(options: DemoOptions) -> None:
         pictures = PER_CLASS * (2 * SHARED + SOURCE_PRIVATE + TARGET_PRIVATE)
         log.info(
             "demo: draws %d pictures in two styles, then adapts from one to the other with %s, %d steps each "
-            "(600 steps: about a minute and a half in all without a GPU)",
+            "(600 steps: about a minute in all without a GPU)",
             pictures,
             " and ".join(METHODS_SHOWN),
             options.steps,
