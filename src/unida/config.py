@@ -92,7 +92,7 @@ class ModelOptions:
 class TrainingOptions:
     method: str = "ovanet"
     """One of those that `unida methods` lists."""
-    steps: Annotated[int | None, _shown("N", "(default: 10000 with a GPU, 500 without)")] = None
+    steps: Annotated[int | None, _shown("N", "(default: 10000 with a GPU, 300 without)")] = None
     """Training steps. OVANet's paper: 10,000."""
     batch_size: int = 36
     """Images of each domain in a step, over all processes (OVANet, DCC, UAN: 36)."""

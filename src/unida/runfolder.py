@@ -112,7 +112,7 @@ def complete(config: Config, has_gpu: bool) -> Config:
         ),
         training=replace(
             training,
-            steps=training.steps or (10_000 if has_gpu else 500),
+            steps=training.steps or (10_000 if has_gpu else 300),
             backbone_lr=training.backbone_lr if training.backbone_lr is not None else 0.1 * training.lr,
         ),
         output=replace(output, checkpoint_every=output.checkpoint_every or (500 if has_gpu else 50), resume=False),

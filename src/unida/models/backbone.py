@@ -79,6 +79,10 @@ class Backbone(nn.Module):
     def pool(self, state: Tensor) -> Tensor:
         """The state at the last tap → feature vectors (B, num_features), by timm's own pooling."""
         timm_model: Any = self.model
+        if state.requires_grad and state.dim() == 4 and state.is_contiguous(memory_format=torch.channels_last):
+            # The mean's gradient comes back in another layout, in which the last BatchNorm's backward pass alone
+            # takes a third of a tail step on a CPU.
+            state.register_hook(lambda gradient: gradient.contiguous(memory_format=torch.channels_last))
         return timm_model.forward_head(state, pre_logits=True)
 
     def forward(self, x: Tensor) -> Tensor:
