@@ -1,0 +1,91 @@
+"""Contrastive domain discrepancy: from CAN (Kang et al., CVPR 2019), and part of DCC (Li et al., CVPR 2021).
+
+Computed in float32, also under autocast.
+"""
+
+import torch
+from torch import Tensor
+
+NUM_KERNELS = 5  # CAN and DCC, code
+KERNEL_FACTOR = 2.0  # each kernel is twice as wide as the one before it; same source
+SMALLEST_BANDWIDTH = 1e-5  # of one kernel, so that coinciding images divide by something; same source
+
+
+def contrastive_domain_discrepancy(source: Tensor, target: Tensor, num_matched: int | None = None) -> Tensor:
+    """Pull a class's two domains together, push different classes apart: intra − inter.
+
+    With MMD²(i, j) between source class i and target class j,
+
+        intra = Σ_i MMD²(i, i) / M,    inter = Σ_{i≠j} MMD²(i, j) / (M (M − 1)),
+
+    where M is the number of matched classes. A batch shows C of them, so the loss is smaller than a mean over the batch
+    by design of the reference, and it can be negative. With M = 1 there is nothing to push apart: intra alone.
+
+    The reference fills a batch up with repeated classes when C exceeds M, and then pushes a class away from itself;
+    here the blocks of a batch are different classes, and C > M is an error.
+
+    Args:
+        source: (C, n, d) features, n images of each of C different classes.
+        target: (C, n, d) features, of clusters matched to these classes, in the same order.
+        num_matched: M ≥ C; the classes of the batch unless told.
+
+    Returns:
+        Scalar.
+    """
+    C = len(source)
+    M = C if num_matched is None else num_matched
+    if source.shape != target.shape or source.ndim != 3:
+        raise ValueError(f"source {tuple(source.shape)} and target {tuple(target.shape)} must both be (C, n, d)")
+    if M < C:
+        raise ValueError(f"{C} classes in the batch, but only {M} matched: a class must not come twice")
+    mmd = class_pair_mmd(source, target)
+    intra = mmd.diagonal().sum()
+    if M == 1:
+        return intra
+    inter = mmd.sum() - intra
+    return intra / M - inter / (M * (M - 1))
+
+
+def class_pair_mmd(source: Tensor, target: Tensor) -> Tensor:
+    """MMD² between every source class i and every target class j: mean k(s, s') + mean k(t, t') − 2 mean k(s, t).
+
+    The kernel is a sum of Gaussians exp(−‖x − y‖² / γ) with γ = γ_ij · {¼, ½, 1, 2, 4}, where γ_ij is the mean squared
+    distance between two different images of source class i and target class j together. It is a constant to the
+    gradient, as in CAN. Means run over all pairs, an image with itself included (the biased estimate, never negative).
+    The reference also lifts every ratio ‖x − y‖² / γ to 1e-5; that moves the value by less than 1e-4 and is left out.
+
+    Args:
+        source, target: (C, n, d).
+
+    Returns:
+        (C, C).
+    """
+    wide = torch.promote_types(source.dtype, torch.float32)
+    source, target = source.to(wide), target.to(wide)
+    n = source.shape[1]
+    # Differences, not ‖x‖² + ‖y‖² − 2xy: exact for near points, and no matrix product that autocast would round.
+    within_source = squared_distances(source, source)  # (C, n, n)
+    within_target = squared_distances(target, target)
+    across = squared_distances(source[:, None], target[None])  # (C, C, n, n)
+
+    total = sum_of(within_source)[:, None] + sum_of(within_target)[None] + 2 * sum_of(across)
+    bandwidth = total.detach() / (2 * n * (2 * n - 1))  # (C, C); 2n images, each with 2n − 1 others
+    powers = torch.arange(NUM_KERNELS, device=source.device) - NUM_KERNELS // 2
+    bandwidths = (bandwidth[..., None] * KERNEL_FACTOR**powers).clamp(min=SMALLEST_BANDWIDTH)  # (C, C, kernels)
+
+    def mean_kernel(distances: Tensor) -> Tensor:
+        """(C or 1, C or 1, n, n) distances → (C, C)."""
+        return (-distances[..., None, :, :] / bandwidths[..., None, None]).exp().mean(dim=(-2, -1)).sum(dim=-1)
+
+    same = mean_kernel(within_source[:, None]) + mean_kernel(within_target[None])
+    return same - 2 * mean_kernel(across)
+
+
+def squared_distances(a: Tensor, b: Tensor) -> Tensor:
+    """(…, n, d), (…, m, d) → (…, n, m)."""
+    return (a[..., :, None, :] - b[..., None, :, :]).square().sum(dim=-1)
+
+
+def sum_of(distances: Tensor) -> Tensor:
+    """(…, n, m) → (…)."""
+    return distances.sum(dim=(-2, -1))
