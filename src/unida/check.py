@@ -15,7 +15,8 @@ from unida.data.cache import Pixels
 from unida.data.domains import Source, Target, benchmark_pair, open_domains
 from unida.methods.base import Method, SourceBatch, TargetBatch
 from unida.modelfile import build_method
-from unida.models.features import FeatureInputs, stem_of
+from unida.models.features import FeatureInputs
+from unida.models.shelf import stem_of
 from unida.processes import open_fabric
 from unida.progress import duration
 from unida.runfolder import complete

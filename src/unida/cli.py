@@ -33,6 +33,8 @@ Every image of an unlabelled folder gets one of the classes of a labelled folder
   unida data list                                    the benchmarks, their domains and settings
   unida data verify NAME DIR                         is the copy of a benchmark complete?
   unida data show DIR --out FILE                     a contact sheet of a folder or a benchmark
+  unida analyze layers … --out DIR                   at which layer to adapt? NTR, DIS and PAS of every one
+  unida analyze complexity                           parameters and multiply-adds, without and with SPA's words
 
 Add --help to any of them. `unida --version` tells the version.
 """
@@ -120,11 +122,13 @@ def _gist(box: str) -> str:
 
 def _option_names(kind: Any) -> Iterator[str]:
     """Every --option of a dataclass and of the dataclasses in it."""
+    from unida.methods.spa_options import flag
+
     for f in dataclasses.fields(kind):
         if dataclasses.is_dataclass(f.type):
             yield from _option_names(f.type)
         else:
-            yield f"--{f.name.replace('_', '-')}"
+            yield flag(f.name)
 
 
 def _adapt(arguments: list[str]) -> None:
@@ -144,7 +148,7 @@ def _adapt(arguments: list[str]) -> None:
     config: Any = _parse(config_type, "unida adapt", arguments, description)
     if saved is not None:
         names = (word.partition("=")[0] for word in arguments if word.startswith("--"))  # the others are values
-        said = {name.removeprefix("--").replace("-", "_") for name in names}
+        said = {re.sub("[-.]", "_", name.removeprefix("--")) for name in names}
         config = keep_saved(config, saved, said)
     try:
         execute(check(config))
@@ -348,6 +352,43 @@ def _data(arguments: list[str]) -> None:
     _command(DATA_VERBS, verb, "unida data")(arguments[1:])
 
 
+def _analyze_layers(arguments: list[str]) -> None:
+    from unida.analysis.layers import LayerOptions, study_layers, study_lines, write_study
+    from unida.training.logging import logging_to
+
+    description = "How class-specific (NTR) and how domain-invariant (DIS) are features at each layer of a backbone?"
+    options = _parse(LayerOptions, "unida analyze layers", arguments, description)
+    for name in ("layers.json", "layers.png"):
+        _check_writable("--out", options.out / name)
+    with logging_to(None):
+        study = study_layers(options)
+        print("\n".join(study_lines(study)))
+        with _writing("--out", options.out / "layers.json"):
+            write_study(study, options)
+
+
+def _analyze_complexity(arguments: list[str]) -> None:
+    from unida.analysis.complexity import ComplexityOptions, comparison_lines
+
+    description = "Parameters and multiply-adds of a method, without and with SPA's words."
+    options = _parse(ComplexityOptions, "unida analyze complexity", arguments, description)
+    print("\n".join(comparison_lines(options)))
+
+
+ANALYZE_VERBS: dict[str, Callable[[list[str]], None]] = {
+    "layers": _analyze_layers,
+    "complexity": _analyze_complexity,
+}
+
+
+def _analyze(arguments: list[str]) -> None:
+    verb = arguments[0] if arguments else "--help"
+    if verb in ("-h", "--help"):
+        print("\n".join(line for line in OVERVIEW.splitlines() if "unida analyze" in line))
+        return
+    _command(ANALYZE_VERBS, verb, "unida analyze")(arguments[1:])
+
+
 VERBS: dict[str, Callable[[list[str]], None]] = {
     "check": _check,
     "adapt": _adapt,
@@ -356,4 +397,5 @@ VERBS: dict[str, Callable[[list[str]], None]] = {
     "demo": _demo,
     "methods": _methods,
     "data": _data,
+    "analyze": _analyze,
 }

@@ -21,6 +21,7 @@ import yaml
 from unida.errors import UserError
 from unida.files import write_text
 from unida.methods import METHODS
+from unida.methods.spa_options import SPAOptions, flag, resolve
 
 
 def default_cache() -> Path:
@@ -144,6 +145,7 @@ class Config:
     model: ModelOptions
     training: TrainingOptions
     output: OutputOptions
+    spa: SPAOptions
     hyper: Any
 
 
@@ -158,6 +160,7 @@ def config_class(method: str) -> type[Config]:
         ("model", ModelOptions, field(default_factory=ModelOptions)),
         ("training", TrainingOptions, field(default_factory=lambda: TrainingOptions(method=method))),
         ("output", OutputOptions, field(default_factory=OutputOptions)),
+        ("spa", SPAOptions, field(default_factory=SPAOptions)),
         ("hyper", options, field(default_factory=options)),
     ]
     made = dataclasses.make_dataclass("Config", groups, bases=(Config,), frozen=True)
@@ -202,6 +205,12 @@ def method_options(method: str, values: Mapping[str, Any]) -> Any:
     return _build(METHODS[method].Options, values)
 
 
+def spa_options(values: Mapping[str, Any]) -> SPAOptions:
+    """SPA's options from plain values."""
+    options: SPAOptions = _build(SPAOptions, values)
+    return options
+
+
 def check(config: Config) -> Config:
     """Refuse numbers that cannot work, by the option's name."""
     data, training, output = config.data, config.training, config.output
@@ -222,17 +231,18 @@ def check(config: Config) -> Config:
     }
     for name, number in positive.items():
         if number is not None and not 0 < number < math.inf:
-            raise UserError(f"--{name.replace('_', '-')} is {number}: it must be above 0, and finite")
+            raise UserError(f"{flag(name)} is {number}: it must be above 0, and finite")
     not_negative = {"seed": training.seed, "eval_every": output.eval_every, "weight_decay": training.weight_decay}
     for name, number in not_negative.items():
         if not 0 <= number < math.inf:
-            raise UserError(f"--{name.replace('_', '-')} is {number}: it must not be below 0, and finite")
+            raise UserError(f"{flag(name)} is {number}: it must not be below 0, and finite")
     if not 0 <= training.momentum < 1:
         raise UserError(f"--momentum is {training.momentum}: it must be 0 or more, and below 1")
     if data.crop > data.image_size:
         raise UserError(f"--crop {data.crop} is larger than --image-size {data.image_size}: lower it, or raise that")
     if output.oracle_best and not output.eval_every:
         raise UserError("--oracle-best compares evaluations: say how often with --eval-every N")
+    resolve(config.spa)  # refuses what cannot work
     return config
 
 
@@ -250,7 +260,7 @@ def config_from_yaml(text: str) -> Config:
     """An option that the text lacks has its default: the text may be older than the option."""
     plain = yaml.safe_load(text)
     cls = config_class(plain["training"]["method"])
-    return cls(**{group: _build(kind, plain[group]) for group, kind in _groups(cls).items()})
+    return cls(**{group: _build(kind, plain.get(group, {})) for group, kind in _groups(cls).items()})
 
 
 def load_config(path: Path) -> Config:

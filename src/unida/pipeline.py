@@ -19,7 +19,8 @@ from unida.evaluation.predict import Predictions, name_answers
 from unida.evaluation.truth import Truth, read_truth
 from unida.methods.base import Method
 from unida.modelfile import build_method, save_model
-from unida.models.features import FeatureInputs, stem_of
+from unida.models.features import FeatureInputs
+from unida.models.shelf import stem_of
 from unida.processes import main_process_first, open_fabric, share_buffers
 from unida.runfolder import Claim, claim_folder, is_finished
 from unida.summary import describe_end, describe_start, summary_line, write_metrics, write_skipped
@@ -131,6 +132,10 @@ def _open_inputs(fabric: Fabric, method: Method, domains: _Domains, config: Conf
     if domains.truth is not None:
         sets.append((domains.truth.pixels, False))
     main_process_first(fabric, lambda: inputs.prepare(sets, fabric.is_global_zero))
+    task, pool = method.pretext, config.spa.spa_pool
+    if task is not None and pool is not None:
+        both = (domains.source.pixels, domains.target.pixels)
+        main_process_first(fabric, lambda: inputs.prepare_pools(task, both, pool, fabric.is_global_zero))
     backbone.starts_at_tap = True
     return inputs
 
@@ -150,7 +155,7 @@ def _train_and_report(fabric: Fabric, method: Method, domains: _Domains, config:
     if method.backbone.frozen_at is None:  # every step looks at pixels
         source = replace(source, pixels=source.pixels.in_memory(fabric.world_size))
         target = replace(target, pixels=target.pixels.in_memory(fabric.world_size))
-    stream = BatchStream(source, target, inputs, config, fabric)
+    stream = BatchStream(source, target, inputs, config, fabric, method.pretext)
     if config.training.compile:
         method.backbone.compile()
     training = Training(fabric, method, stream, config, folder, evaluate if domains.truth is not None else None)

@@ -12,6 +12,7 @@ from filelock import FileLock, Timeout
 from unida.config import Config, flat_options, load_config, save_config
 from unida.data.domains import benchmark_pair
 from unida.errors import UserError
+from unida.methods.spa_options import flag, resolve
 from unida.models.weights import NO_WEIGHTS, default_backbone
 
 
@@ -115,6 +116,7 @@ def complete(config: Config, has_gpu: bool) -> Config:
             steps=training.steps or (10_000 if has_gpu else 300),
             backbone_lr=training.backbone_lr if training.backbone_lr is not None else 0.1 * training.lr,
         ),
+        spa=resolve(config.spa) if config.spa.spa else config.spa,
         output=replace(output, checkpoint_every=output.checkpoint_every or (500 if has_gpu else 50), resume=False),
     )
 
@@ -129,7 +131,7 @@ def _resumed(asked: Config, saved: Config) -> Config:
     )
     for name in sorted(changed, key=lambda name: name != "method"):  # another method brings other options
         raise UserError(
-            f"--{name.replace('_', '-')} is {now[name]}, but the run in {asked.output.out} was started with "
+            f"{flag(name)} is {now[name]}, but the run in {asked.output.out} was started with "
             f"{before.get(name)}: leave it out to resume, or start a new run in another --out"
         )
     return replace(

@@ -55,7 +55,7 @@ every_variant = pytest.mark.parametrize(("name", "options"), variants())
 
 
 def test_a_target_batch_has_no_labels() -> None:
-    assert TargetBatch._fields == ("images", "indices")
+    assert TargetBatch._fields == ("images", "indices", "pretext")
 
 
 @pytest.mark.parametrize(("name", "method"), METHODS.items())

@@ -13,7 +13,8 @@ from unida.data.folders import scan
 from unida.data.glyphs import write_glyphs
 from unida.errors import UserError
 from unida.models.backbone import POOLED, Backbone, create_backbone
-from unida.models.features import FeatureInputs, Shelf, stem_of
+from unida.models.features import FeatureInputs
+from unida.models.shelf import Shelf, stem_of
 
 CROP, VIEWS = 32, 2
 

@@ -41,14 +41,14 @@ def test_the_next_steps_after_loading_have_the_same_bits(tmp_path: Path) -> None
     method = make_method()
     optimiser = build_optimiser(method, options)
     train(method, optimiser, range(3))
-    save_checkpoint(tmp_path / "c.safetensors", method, optimiser, 3)
+    save_checkpoint(tmp_path / "c.safetensors", method, {"goal": optimiser}, 3)
     train(method, optimiser, range(3, 6))
 
     with torch.random.fork_rng():
         torch.manual_seed(99)
         other = Tiny()  # other weights: all must come from the file
     other_optimiser = build_optimiser(other, options)
-    assert load_checkpoint(tmp_path / "c.safetensors", other, other_optimiser) == (3, 0.0, {})
+    assert load_checkpoint(tmp_path / "c.safetensors", other, {"goal": other_optimiser}) == (3, 0.0, {})
     train(other, other_optimiser, range(3, 6))
     assert_same_bits(state_of(other), state_of(method))
 
@@ -67,10 +67,10 @@ def test_channels_last_weights_go_on_with_the_same_bits(tmp_path: Path) -> None:
 
     method, optimiser = make()
     train(method, optimiser, range(3))
-    save_checkpoint(tmp_path / "c.safetensors", method, optimiser, 3)
+    save_checkpoint(tmp_path / "c.safetensors", method, {"goal": optimiser}, 3)
     train(method, optimiser, range(3, 5))
     other, other_optimiser = make()
-    load_checkpoint(tmp_path / "c.safetensors", other, other_optimiser)
+    load_checkpoint(tmp_path / "c.safetensors", other, {"goal": other_optimiser})
     train(other, other_optimiser, range(3, 5))
     assert_same_bits(state_of(other), state_of(method))
 
@@ -79,10 +79,10 @@ def test_momentum_is_restored_exactly(tmp_path: Path) -> None:
     method = make_method()
     optimiser = build_optimiser(method, TrainingOptions())
     train(method, optimiser, range(2))
-    save_checkpoint(tmp_path / "c.safetensors", method, optimiser, 2)
+    save_checkpoint(tmp_path / "c.safetensors", method, {"goal": optimiser}, 2)
     other = make_method()
     other_optimiser = build_optimiser(other, TrainingOptions())
-    load_checkpoint(tmp_path / "c.safetensors", other, other_optimiser)
+    load_checkpoint(tmp_path / "c.safetensors", other, {"goal": other_optimiser})
     saved, restored = optimiser.state_dict(), other_optimiser.state_dict()
     assert len(saved["state"]) == len(list(method.parameters()))
     for index, entries in saved["state"].items():
@@ -97,10 +97,10 @@ def test_numbers_of_the_optimiser_and_the_gradient_scaler_are_kept(tmp_path: Pat
     train(method, optimiser, range(2))
     optimiser.state[next(method.parameters())]["note"] = 7  # a state that is no tensor
     scaler = {"scale": 65536.0, "growth_factor": 2.0, "_growth_tracker": 3}
-    save_checkpoint(tmp_path / "c.safetensors", method, optimiser, 2, 1.5, scaler)
+    save_checkpoint(tmp_path / "c.safetensors", method, {"goal": optimiser}, 2, 1.5, scaler)
     other = make_method()
     other_optimiser = torch.optim.Adagrad(other.parameters())
-    assert load_checkpoint(tmp_path / "c.safetensors", other, other_optimiser) == (2, 1.5, scaler)
+    assert load_checkpoint(tmp_path / "c.safetensors", other, {"goal": other_optimiser}) == (2, 1.5, scaler)
     assert other_optimiser.state[next(other.parameters())]["note"] == 7
 
 
@@ -116,8 +116,8 @@ def test_the_file_is_safetensors_and_no_pickle(tmp_path: Path, monkeypatch: pyte
     optimiser = build_optimiser(method, TrainingOptions())
     train(method, optimiser, range(1))
     path = tmp_path / "c.safetensors"
-    save_checkpoint(path, method, optimiser, 1)
-    load_checkpoint(path, method, optimiser)
+    save_checkpoint(path, method, {"goal": optimiser}, 1)
+    load_checkpoint(path, method, {"goal": optimiser})
 
     content = path.read_bytes()
     (length,) = struct.unpack("<Q", content[:8])
@@ -126,7 +126,7 @@ def test_the_file_is_safetensors_and_no_pickle(tmp_path: Path, monkeypatch: pyte
     with safe_open(path, framework="pt") as file:
         names = set(file.keys())
     assert {f"method/{name}" for name in method.state_dict()} <= names
-    assert "optimiser/0/momentum_buffer" in names
+    assert "optimiser/goal/0/momentum_buffer" in names
 
 
 @pytest.mark.parametrize("failing", ["replace", "fsync"])
@@ -166,4 +166,4 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     method = make_method()
     with pytest.raises(UserError, match=r"c\.safetensors cannot be read"):
-        load_checkpoint(path, method, build_optimiser(method, TrainingOptions()))
+        load_checkpoint(path, method, {"goal": build_optimiser(method, TrainingOptions())})

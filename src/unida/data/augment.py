@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from unida.data.cache import Pixels
+from unida.pretext.instance_count import InstanceCount, PretextBatch
 
 
 class Views(NamedTuple):
@@ -76,6 +77,16 @@ class Inputs(Protocol):
 
     def test_view(self, pixels: Pixels, index: np.ndarray) -> Tensor: ...
 
+    def pretext(
+        self,
+        task: InstanceCount,
+        pixels: Pixels,
+        images: Tensor,
+        index: np.ndarray,
+        draw: np.random.Generator,
+        part: slice,
+    ) -> PretextBatch: ...
+
 
 class Preprocess:
     """From cached pixels to what the network sees: float32 (B, 3, crop, crop), channels-last in memory.
@@ -104,6 +115,23 @@ class Preprocess:
     def test_view(self, pixels: Pixels, index: np.ndarray) -> Tensor:
         """Central crop of the images at `index` (B,)."""
         return self.view(pixels, index, centre_views(pixels.shapes[index], self.crop))
+
+    def pretext(
+        self,
+        task: InstanceCount,
+        pixels: Pixels,
+        images: Tensor,
+        index: np.ndarray,
+        draw: np.random.Generator,
+        part: slice,
+    ) -> PretextBatch:
+        """As many mosaics as there are images, cut from those of the batch at hand.
+
+        Args:
+            images: (B, 3, crop, crop) the views of `index[part]`.
+        """
+        own = draw.spawn((part.start or 0) + 1)[-1]  # processes cut from their own images, each by draws of its own
+        return task.make(images, own, index[part])
 
     def view(self, pixels: Pixels, index: np.ndarray, views: Views) -> Tensor:
         """The images at `index` (B,), cropped and mirrored as `views` says."""

@@ -4,24 +4,27 @@ A method is one `nn.Module` in one file that reads like its paper's pseudo-code.
 target batch has none.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from unida.models.backbone import Backbone
+from unida.pretext.instance_count import InstanceCount, PretextBatch
 
 
 class SourceBatch(NamedTuple):
     images: Tensor  # (B, 3, H, W) float, normalised
     labels: Tensor  # (B,) int64 in 0…C−1
     indices: Tensor  # (B,) int64, which images of the source these are
+    pretext: PretextBatch | None = None  # made of source images, for a method that asks for it
 
 
 class TargetBatch(NamedTuple):
     images: Tensor  # (B, 3, H, W) float, normalised
     indices: Tensor  # (B,) int64, which images of the target these are
+    pretext: PretextBatch | None = None  # made of target images; its labels tell how it was made, no more
 
 
 class Scores(NamedTuple):
@@ -34,7 +37,20 @@ class ParameterGroups(NamedTuple):
     new: Sequence[nn.Parameter]  # starts from nothing: learns ten times faster
 
 
-Sweep = Callable[[Literal["source", "target"]], Tensor]  # → (N, d) features of all images of a domain
+Domain = Literal["source", "target"]
+
+
+class Sweep(Protocol):
+    """A look at all images of a domain, outside of the training steps: test views, evaluation mode, no gradients."""
+
+    def __call__(
+        self, domain: Domain, compute: Callable[[Tensor], Tensor] | None = None, limit: int | None = None
+    ) -> Tensor:
+        """(N, …) what `compute` (by default the method's `features`) makes of each image, in the order that batches'
+        `indices` speak of; of the first `limit` images only, which are as good as random."""
+
+    def pretext(self, domain: Domain, batches: int) -> Iterator[PretextBatch]:
+        """So many batches of the method's pretext task, the same on all processes."""
 
 
 class Method(nn.Module):
@@ -52,14 +68,18 @@ class Method(nn.Module):
 
     unknown_threshold: float = 0.5  # an image whose unknown score is above is unknown
     round_every: int = 0  # steps between two calls of `on_round`; 0: never
+    turns: tuple[str, ...] = ("goal",)  # a step's updates, one after the other, each with an optimiser of its own
+    pretext: InstanceCount | None = None  # a task whose batches the loop is to make
 
     def __init__(self, backbone: Backbone, num_classes: int, options: Any) -> None:
         super().__init__()
+        self.watched: dict[str, Tensor] = {}  # numbers of the last step that are no losses, for the log
         self.backbone = backbone
         self.num_classes = num_classes
         self.options = options
 
-    def parameter_groups(self) -> ParameterGroups:
+    def parameter_groups(self, turn: str = "goal") -> ParameterGroups:
+        """What a turn's optimiser updates."""
         pretrained = {id(p) for p in self.backbone.parameters()}
         return ParameterGroups(
             backbone=[p for p in self.parameters() if id(p) in pretrained and p.requires_grad],
@@ -76,13 +96,16 @@ class Method(nn.Module):
         What it learns must live in buffers, so that a checkpoint holds it.
 
         Args:
-            sweep: `sweep("source")` and `sweep("target")` give the (N, d) features of all images of a domain (test
-                view, evaluation mode), in the order that batches' `indices` speak of.
+            sweep: `sweep("source")` and `sweep("target")` give the (N, d) features of all images of a domain.
         """
 
-    def forward(self, source: SourceBatch, target: TargetBatch, step: int) -> dict[str, Tensor]:
-        """The training step under the name that distributed wrappers intercept."""
+    def turn_losses(self, turn: str, source: SourceBatch, target: TargetBatch, step: int) -> dict[str, Tensor]:
+        """The losses of one of several turns."""
         return self.training_step(source, target, step)
+
+    def forward(self, source: SourceBatch, target: TargetBatch, step: int, turn: str = "goal") -> dict[str, Tensor]:
+        """A turn's losses under the name that distributed wrappers intercept."""
+        return self.turn_losses(turn, source, target, step)
 
     def features(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) → (B, d)."""

@@ -90,11 +90,19 @@ class Backbone(nn.Module):
 
         With ``starts_at_tap``, x is what `stem` makes of the images instead.
         """
+        state = self.state(x)
+        return state if self.frozen_at == POOLED else self.pool(state)
+
+    def state(self, x: Tensor, upto: str | None = None) -> Tensor:
+        """The input of `forward` → the state at tap ``upto``, by default the last.
+
+        With the whole backbone frozen there is one state: the pooled vectors.
+        """
         if self.frozen_at is None:
-            return self.pool(self.run(x))
+            return self.run(x, upto=upto)
         if not self.starts_at_tap:
             x = self.stem(x).to(self.stored_as).float()  # as if it came from the features' store
-        return x if self.frozen_at == POOLED else self.pool(self.run(x, after=self.frozen_at))
+        return x if self.frozen_at == POOLED else self.run(x, after=self.frozen_at, upto=upto)
 
     def freeze(self, tap: str, stored_as: torch.dtype) -> None:
         """Train only what follows ``tap`` (or nothing, with `POOLED`); its features are kept as ``stored_as``."""

@@ -6,6 +6,7 @@ one or the new one.
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,24 +42,24 @@ def read_metadata(path: Path) -> dict[str, str]:
 def save_checkpoint(
     path: Path,
     method: nn.Module,
-    optimiser: torch.optim.Optimizer,
+    optimisers: Mapping[str, torch.optim.Optimizer],
     step: int,
     seconds: float = 0.0,
     scaler: dict[str, Any] | None = None,
 ) -> None:
-    """The state after `step` steps, which took `seconds`: weights, buffers and optimiser.
+    """The state after `step` steps, which took `seconds`: weights, buffers and the optimisers, by turn.
 
     Samplers and augmentation have no state (`unida.data.sampling`), so the step number stands for them.
     """
-    state = optimiser.state_dict()["state"]
     tensors = {f"method/{name}": tensor for name, tensor in method.state_dict().items()}
-    numbers: dict[str, dict[str, Any]] = {}
-    for index, entries in state.items():
-        for key, value in entries.items():
-            if isinstance(value, Tensor):
-                tensors[f"optimiser/{index}/{key}"] = value
-            else:
-                numbers.setdefault(str(index), {})[key] = value
+    numbers: dict[str, dict[str, dict[str, Any]]] = {turn: {} for turn in optimisers}
+    for turn, optimiser in optimisers.items():
+        for index, entries in optimiser.state_dict()["state"].items():
+            for key, value in entries.items():
+                if isinstance(value, Tensor):
+                    tensors[f"optimiser/{turn}/{index}/{key}"] = value
+                else:
+                    numbers[turn].setdefault(str(index), {})[key] = value
     metadata = {
         "step": str(step),
         "seconds": str(seconds),
@@ -69,19 +70,20 @@ def save_checkpoint(
 
 
 def load_checkpoint(
-    path: Path, method: nn.Module, optimiser: torch.optim.Optimizer
+    path: Path, method: nn.Module, optimisers: Mapping[str, torch.optim.Optimizer]
 ) -> tuple[int, float, dict[str, Any]]:
     """Restore a state in place. Returns the steps and seconds it had taken, and the gradient scaler's state."""
     metadata, tensors = read_metadata(path), load_file(path)
     method.load_state_dict({k.removeprefix("method/"): v for k, v in tensors.items() if k.startswith("method/")})
-    entries: dict[int, dict[str, Any]] = {int(i): dict(v) for i, v in json.loads(metadata["optimiser"]).items()}
-    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
-    for name, tensor in tensors.items():
-        if name.startswith("optimiser/"):
-            _, index, key = name.split("/")
-            entries.setdefault(int(index), {})[key] = _laid_out_like(parameters[int(index)], tensor)
-    state = optimiser.state_dict()
-    optimiser.load_state_dict({**state, "state": entries})
+    numbers = json.loads(metadata["optimiser"])
+    for turn, optimiser in optimisers.items():
+        entries: dict[int, dict[str, Any]] = {int(i): dict(v) for i, v in numbers[turn].items()}
+        parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
+        for name, tensor in tensors.items():
+            if name.startswith(f"optimiser/{turn}/"):
+                _, _, index, key = name.split("/")
+                entries.setdefault(int(index), {})[key] = _laid_out_like(parameters[int(index)], tensor)
+        optimiser.load_state_dict({**optimiser.state_dict(), "state": entries})
     return int(metadata["step"]), float(metadata["seconds"]), json.loads(metadata["scaler"])
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,11 +19,12 @@ from unida.data.augment import Inputs
 from unida.data.domains import Source, Target
 from unida.data.sampling import BalancedSampler, ShuffledSampler, generator, shard, torch_seed
 from unida.errors import UserError
-from unida.methods.base import Method, SourceBatch, TargetBatch
+from unida.methods.base import Domain, Method, SourceBatch, TargetBatch
+from unida.pretext.instance_count import InstanceCount, PretextBatch
 from unida.progress import progress
 from unida.training.checkpoint import load_checkpoint, save_checkpoint
 from unida.training.logging import MetricsLog
-from unida.training.optim import build_optimiser, set_learning_rate
+from unida.training.optim import build_optimisers, set_learning_rate
 
 log = logging.getLogger("unida")
 
@@ -41,7 +42,16 @@ class TrainingDiverged(UserError):
 class BatchStream:
     """The batches of a run: step t's is a function of the seed and t, and each process gets its slice of it."""
 
-    def __init__(self, source: Source, target: Target, inputs: Inputs, config: Config, fabric: Fabric) -> None:
+    def __init__(
+        self,
+        source: Source,
+        target: Target,
+        inputs: Inputs,
+        config: Config,
+        fabric: Fabric,
+        pretext: InstanceCount | None = None,
+    ) -> None:
+        self.pretext = pretext
         size, self.seed = config.training.batch_size, config.training.seed
         self.source, self.target, self.inputs = source, target, inputs
         self.rank, self.processes = fabric.global_rank, fabric.world_size
@@ -53,21 +63,63 @@ class BatchStream:
         part = shard(source_index, self.rank, self.processes)
         source_draw = generator(self.seed, "source view", step)
         target_draw = generator(self.seed, "target view", step)
+        source_images = self.inputs.training_view(self.source.pixels, source_index, source_draw, part)
+        target_images = self.inputs.training_view(self.target.pixels, target_index, target_draw, part)
 
-        def on_device(numbers: Tensor) -> Tensor:
-            return numbers.to(self.inputs.device, non_blocking=True)
+        def on_device(numbers: np.ndarray) -> Tensor:
+            return torch.from_numpy(numbers).to(self.inputs.device, non_blocking=True)
 
         return (
             SourceBatch(
-                images=self.inputs.training_view(self.source.pixels, source_index, source_draw, part),
-                labels=on_device(torch.from_numpy(self.source.labels[source_index[part]])),
-                indices=on_device(torch.from_numpy(source_index[part])),
+                images=source_images,
+                labels=on_device(self.source.labels[source_index[part]]),
+                indices=on_device(source_index[part]),
+                pretext=self._pretext("source", step, source_images, source_index, part),
             ),
             TargetBatch(
-                images=self.inputs.training_view(self.target.pixels, target_index, target_draw, part),
-                indices=on_device(torch.from_numpy(target_index[part])),
+                images=target_images,
+                indices=on_device(target_index[part]),
+                pretext=self._pretext("target", step, target_images, target_index, part),
             ),
         )
+
+    def _pretext(self, domain: str, step: int, images: Tensor, index: np.ndarray, part: slice) -> PretextBatch | None:
+        """The domain's batch of the method's pretext task, from a stream of its own: other draws stay as they are."""
+        if self.pretext is None:
+            return None
+        pixels = (self.source if domain == "source" else self.target).pixels
+        draw = generator(self.seed, f"{domain} pretext", step)
+        return self.inputs.pretext(self.pretext, pixels, images, index, draw, part)
+
+    def whole_pretext(self, domain: Domain, number: int) -> PretextBatch | None:
+        """A pretext batch beside the training steps, whole on every process."""
+        pixels = (self.source if domain == "source" else self.target).pixels
+        draw = generator(self.seed, f"{domain} pretext to look at", number)
+        index, whole = draw.integers(len(pixels), size=self.source_sampler.batch_size), slice(0, None)
+        images = self.inputs.training_view(pixels, index, draw, whole)
+        return self.inputs.pretext(self.pretext, pixels, images, index, draw, whole) if self.pretext else None
+
+
+class _Looking:
+    """The `Sweep` of a method: each process looks at all images, so that all agree."""
+
+    def __init__(self, method: Method, stream: BatchStream) -> None:
+        self.method, self.stream = method, stream
+
+    def __call__(
+        self, domain: Domain, compute: Callable[[Tensor], Tensor] | None = None, limit: int | None = None
+    ) -> Tensor:
+        pixels = (self.stream.source if domain == "source" else self.stream.target).pixels
+        count = len(pixels) if limit is None else min(limit, len(pixels))
+        batches = np.split(np.arange(count), range(SWEEP_BATCH, count, SWEEP_BATCH))
+        make = self.method.features if compute is None else compute
+        return torch.cat([make(self.stream.inputs.test_view(pixels, index)).float() for index in batches])
+
+    def pretext(self, domain: Domain, batches: int) -> Iterator[PretextBatch]:
+        for number in range(batches):
+            batch = self.stream.whole_pretext(domain, number)
+            assert batch is not None  # the method has a task, or it would not ask
+            yield batch
 
 
 class Training:
@@ -97,7 +149,9 @@ class Training:
         steps, checkpoint_every = config.training.steps, config.output.checkpoint_every
         assert steps is not None and checkpoint_every is not None  # resolved when the run was made
         self.steps, self.checkpoint_every = steps, checkpoint_every
-        self.wrapped, self.optimiser = fabric.setup(method, build_optimiser(method, config.training))
+        optimisers = build_optimisers(method, config.training)
+        self.wrapped, *ready = fabric.setup(method, *optimisers.values())
+        self.optimisers: dict[str, Any] = dict(zip(optimisers, ready, strict=True))
         self.scaler = getattr(fabric.strategy.precision, "scaler", None)
         self.checkpoint = folder / "checkpoint" / "resume.safetensors"
         self.done = self._restore()
@@ -120,7 +174,7 @@ class Training:
             while self.done < self.steps:
                 start = time.perf_counter()
                 if self.method.round_every and self.done % self.method.round_every == 0:
-                    self.method.on_round(self.done, self._sweep)
+                    self._round()
                 losses = self._step(self.done)
                 self.done += 1
                 note = self._log(losses) if self._logging_now(self.done) else None
@@ -141,35 +195,35 @@ class Training:
         return 2 * self.config.training.batch_size * self.steps_here / self.seconds if self.seconds else 0.0
 
     def _step(self, step: int) -> dict[str, Tensor]:
-        training = self.config.training
-        set_learning_rate(self.optimiser, step, self.steps)
-        torch.manual_seed(torch_seed(training.seed, "step", step, self.fabric.global_rank))  # dropout and the like
-        losses: dict[str, Tensor] = self.wrapped(*self.stream.batch(step), step)
+        batch = self.stream.batch(step)
+        losses: dict[str, Tensor] = {}
+        for turn in self.optimisers:
+            losses |= self._take_turn(turn, batch, step)
+        return losses
+
+    def _take_turn(self, turn: str, batch: tuple[SourceBatch, TargetBatch], step: int) -> dict[str, Tensor]:
+        training, optimiser = self.config.training, self.optimisers[turn]
+        set_learning_rate(optimiser, step, self.steps)
+        purpose = "step" if turn == self.method.turns[0] else f"step {turn}"  # dropout and the like
+        torch.manual_seed(torch_seed(training.seed, purpose, step, self.fabric.global_rank))
+        losses: dict[str, Tensor] = self.wrapped(*batch, step, turn)
         self.fabric.backward(torch.stack(list(losses.values())).sum())
         # Reading a loss waits for the device. On one CPU that costs nothing; elsewhere only the logged steps are read.
         alone_on_cpu = self.fabric.device.type == "cpu" and self.fabric.world_size == 1
         if alone_on_cpu or self._logging_now(step + 1) or self._saving_now(step + 1):
             self._refuse_non_finite(losses, step)
         if training.clip_norm is not None:
-            self.fabric.clip_gradients(
-                self.wrapped, self.optimiser, max_norm=training.clip_norm, error_if_nonfinite=False
-            )
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
+            self.fabric.clip_gradients(self.wrapped, optimiser, max_norm=training.clip_norm, error_if_nonfinite=False)
+        optimiser.step()
+        self.method.zero_grad(set_to_none=True)  # all: a turn's gradients reach parameters that are not its own
         return {name: loss.detach() for name, loss in losses.items()}
 
     @torch.no_grad()
-    def _sweep(self, domain: Literal["source", "target"]) -> Tensor:
-        """Features of all images of a domain, (N, d): each process computes all of them, so that all agree."""
-        pixels = (self.stream.source if domain == "source" else self.stream.target).pixels
+    def _round(self) -> None:
         self.method.eval()
-        parts = []
-        for start in range(0, len(pixels), SWEEP_BATCH):
-            index = np.arange(start, min(start + SWEEP_BATCH, len(pixels)))
-            with self.fabric.autocast():
-                parts.append(self.method.features(self.stream.inputs.test_view(pixels, index)).float())
+        with self.fabric.autocast():
+            self.method.on_round(self.done, _Looking(self.method, self.stream))
         self.method.train()
-        return torch.cat(parts)
 
     def _logging_now(self, done: int) -> bool:
         return done % self.config.output.log_every == 0 or done == self.steps
@@ -183,14 +237,14 @@ class Training:
 
     def _log(self, losses: dict[str, Tensor]) -> str:
         """Write this step's losses (the mean over processes). Returns them as a note for the progress bar."""
-        mean = self._all_reduce(torch.stack(list(losses.values())), "mean")
-        numbers = dict(zip(losses, mean.tolist(), strict=True))
+        watched = {name: number.float() for name, number in self.method.watched.items()}
+        mean = self._all_reduce(torch.stack([*losses.values(), *watched.values()]), "mean").tolist()
+        numbers = dict(zip(losses, mean, strict=False))
         if self.metrics is not None:
-            rates = {
-                "lr_backbone": self.optimiser.param_groups[0]["lr"],
-                "lr_new": self.optimiser.param_groups[1]["lr"],
-            }
-            self.metrics.write(self.done, "train", {**numbers, "total": sum(numbers.values()), **rates})
+            groups = next(iter(self.optimisers.values())).param_groups
+            rates = {"lr_backbone": groups[0]["lr"], "lr_new": groups[1]["lr"]}
+            seen = dict(zip(watched, mean[len(losses) :], strict=True))
+            self.metrics.write(self.done, "train", {**numbers, "total": sum(numbers.values()), **rates, **seen})
         return (
             "  ".join(f"{name} {value:.3f}" for name, value in numbers.items())
             + f"  {self.images_per_second():.0f} img/s"
@@ -249,14 +303,14 @@ class Training:
         if self.fabric.is_global_zero:
             scaler = self.scaler.state_dict() if self.scaler is not None else None
             seconds = self.seconds_before + time.monotonic() - self.started
-            save_checkpoint(self.checkpoint, self.method, self.optimiser, self.done, seconds, scaler)
+            save_checkpoint(self.checkpoint, self.method, self.optimisers, self.done, seconds, scaler)
         self.fabric.barrier()
 
     def _restore(self) -> int:
         self.seconds_before = 0.0  # that this run took before it was resumed
         if not self.checkpoint.exists():
             return 0
-        done, self.seconds_before, scaler_state = load_checkpoint(self.checkpoint, self.method, self.optimiser)
+        done, self.seconds_before, scaler_state = load_checkpoint(self.checkpoint, self.method, self.optimisers)
         if self.scaler is not None and scaler_state:
             self.scaler.load_state_dict(scaler_state)
         log.info("resumed after step %d of %d", done, self.steps)

@@ -7,12 +7,17 @@ from unida.config import TrainingOptions
 from unida.methods.base import Method
 
 
-def build_optimiser(method: Method, options: TrainingOptions) -> SGD:
+def build_optimisers(method: Method, options: TrainingOptions) -> dict[str, SGD]:
+    """One for each of the method's turns, with a momentum of its own."""
+    return {turn: build_optimiser(method, options, turn) for turn in method.turns}
+
+
+def build_optimiser(method: Method, options: TrainingOptions, turn: str = "goal") -> SGD:
     """Nesterov SGD with two parameter groups: the backbone at a tenth of the new layers' rate (OVANet).
 
     Two groups, not one per tensor as in the references, so that the fused kernel updates each in one go.
     """
-    groups = method.parameter_groups()
+    groups = method.parameter_groups(turn)
     backbone_lr = options.backbone_lr if options.backbone_lr is not None else 0.1 * options.lr
     # With a gradient scaler, a fused step would unscale by itself, which forbids clipping: use foreach there.
     implementation = {"foreach": True} if options.precision == "16-mixed" else {"fused": True}

@@ -1,0 +1,319 @@
+"""SPA: Subsidiary Prototype Alignment for Universal Domain Adaptation (Kundu et al., NeurIPS 2022).
+
+On top of any other method, whose own losses, heads and unknown rule stay as they are:
+
+    h: backbone up to a tap      V: K word prototypes      f_g: the method's heads      f_n: pretext classifier
+    φ^u = softmax_K(V h^u)       ψ = mean_u φ^u, the word histogram
+
+    every step:
+        goal      the method's losses on its images, through a feature that holds ψ          → h, f_g (not V)
+        pretext   CE(f_n(ψ(mosaic)), number of images in it), both domains                    → h, V, f_n
+        entropy   word entropy of un-shuffled images, both domains                            → h, V
+    f_n is dropped in the end.
+
+Two presets. ``paper``: as printed; where the paper leaves a choice, as its cost table decides it (the words stand on
+the last map, the histogram is the feature), goal and pretext in turns with an optimiser each. ``best``: what was
+measured to help (docs/spa.md): words are found by k-means in the pretrained features of both domains and stay where
+they are; the entropy loss is *anchored*: a location keeps the word that the pretrained network gives it, in place of
+becoming sure of any word.
+"""
+
+import copy
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from unida.clustering import kmeans
+from unida.data.sampling import generator, torch_seed
+from unida.errors import UserError
+from unida.methods.base import Domain, Method, ParameterGroups, Scores, SourceBatch, Sweep, TargetBatch
+from unida.methods.spa_options import SPAOptions
+from unida.models.backbone import POOLED, Backbone
+from unida.models.words import Words, entropy, histogram, word_entropy
+from unida.pretext.bins import merge_overlapping, parse_bins
+from unida.pretext.instance_count import InstanceCount, PretextBatch
+
+log = logging.getLogger("unida")
+
+DOMAINS: tuple[Domain, Domain] = ("source", "target")
+ONCE = sys.maxsize  # a round before step 0, and none after
+BATCHES_FOR_BINS = 8  # of mosaics of each domain, to see which numbers of images can be told apart
+SAMPLED_IMAGES = 300  # of each domain, to find words in
+SAMPLED_LOCATIONS = 8000  # of all of them
+
+
+class WordBackbone(nn.Module):
+    """What the method under SPA takes for its backbone: the feature is, or ends with, the word histogram."""
+
+    def __init__(self, backbone: Backbone, options: SPAOptions) -> None:
+        super().__init__()
+        self.backbone, self.options = backbone, options
+        self.tap = options.spa_tap or backbone.taps[-1]
+        _refuse_frozen_tap(backbone, self.tap)
+        channels = backbone.num_features if backbone.frozen_at == POOLED else backbone.channels(self.tap)
+        count = options.spa_vocabulary
+        assert count is not None and options.spa_similarity is not None and options.spa_temperature is not None
+        self.words = Words(channels, count, options.spa_similarity, options.spa_temperature)
+        self.words.prototypes.requires_grad_(options.spa_learn == "on" or options.spa_goal_words == "on")
+        self.normalise = nn.BatchNorm1d(count) if options.spa_scale == "batchnorm" else None
+        histogram_size = count if options.spa_words == "on" else 0
+        alone = options.spa_words == "on" and options.spa_place == "instead"
+        self.num_features = histogram_size + (0 if alone else backbone.num_features)
+        self.seen: list[tuple[Tensor, Tensor]] | None = None  # while recording, what `forward` met
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images, or what stands for them → (B, num_features)."""
+        options, parts = self.options, []
+        state = self.backbone.state(images, upto=self.tap)
+        features = map_at(self.backbone, state, self.tap)
+        if self.seen is not None:
+            self.seen.append((images, features))
+        if options.spa_words == "off" or options.spa_place == "beside":
+            parts.append(self._pooled(state))
+        if options.spa_words == "on":
+            parts.append(self.scaled(histogram(self.words(features, updating=options.spa_goal_words == "on"))))
+        return torch.cat(parts, dim=1)
+
+    def map(self, images: Tensor) -> Tensor:
+        """The features that words are read from: (B, D, H, W)."""
+        return map_at(self.backbone, self.backbone.state(images, upto=self.tap), self.tap)
+
+    def log_words(self, images: Tensor) -> Tensor:
+        """log φ of images: (B, U, K)."""
+        return self.words(self.map(images))
+
+    def _pooled(self, state: Tensor) -> Tensor:
+        backbone = self.backbone
+        if backbone.frozen_at == POOLED:
+            return state
+        return backbone.pool(state if self.tap == backbone.taps[-1] else backbone.run(state, after=self.tap))
+
+    def scaled(self, shares: Tensor) -> Tensor:
+        """ψ (B, K) as heads get to see it.
+
+        OVANet's heads have neither bias nor normalisation: they need activations around 1 with a positive mean.
+        """
+        if self.normalise is not None:
+            return F.relu(self.normalise(shares))
+        if self.options.spa_scale == "unit":
+            return F.normalize(shares, dim=1) / 0.05  # OVANet's temperature for normalised features
+        return shares * shares.shape[1] if self.options.spa_scale == "count" else shares
+
+    @contextmanager
+    def recording(self) -> Iterator[list[tuple[Tensor, Tensor]]]:
+        """Collects images and the maps that `forward` made of them, so that they need not be made twice."""
+        self.seen = []
+        try:
+            yield self.seen
+        finally:
+            self.seen = None
+
+
+def map_at(backbone: Backbone, state: Tensor, tap: str) -> Tensor:
+    """The state as (B, D, H, W). Of a backbone that is frozen whole only pooled vectors are left: one location."""
+    return state[:, :, None, None] if backbone.frozen_at == POOLED else backbone.spatial(state, tap)
+
+
+def _refuse_frozen_tap(backbone: Backbone, tap: str) -> None:
+    frozen = backbone.frozen_at
+    if frozen in backbone.taps and tap in backbone.taps and backbone.taps.index(tap) <= backbone.taps.index(frozen):
+        raise UserError(
+            f"--spa.tap {tap} is not behind --tap {frozen}, up to which the backbone is frozen: choose a later tap"
+        )
+
+
+class SPA(Method):
+    """Any method with words under it. `unida.modelfile` builds it; it is not listed among the methods.
+
+    Args:
+        seed: words, heads and f_n are drawn from streams of their own, so that a run with SPA and one without start
+            with the same heads.
+    """
+
+    bins: Tensor  # (g²,) int64, the pretext class of each number of images
+
+    def __init__(
+        self, kind: type[Method], backbone: Backbone, num_classes: int, hyper: Any, options: SPAOptions, seed: int = 0
+    ) -> None:
+        nn.Module.__init__(self)  # the backbone belongs to the method below
+        self.options, self.num_classes = options, num_classes
+        self.watched = {}
+        torch.manual_seed(torch_seed(seed, "words"))
+        words: Any = WordBackbone(backbone, options)
+        torch.manual_seed(torch_seed(seed, "new layers"))
+        self.base = kind(words, num_classes, hyper)
+        grid, bins = options.spa_grid, options.spa_bins
+        assert grid is not None and bins is not None
+        task = InstanceCount(grid)
+        torch.manual_seed(torch_seed(seed, "pretext"))
+        self.count = nn.Linear(len(words.words.prototypes), task.cells)  # f_n
+        self.register_buffer("bins", torch.tensor(parse_bins(bins, task.cells)))
+        self.pretext = task if options.spa_pretext == "on" else None
+        self.unknown_threshold = self.base.unknown_threshold
+        prepares = options.spa_init == "kmeans" or (self.pretext is not None and bins == "auto")
+        self.round_every = self.base.round_every or (ONCE if prepares else 0)
+        self._joint = options.spa_updates == "joint"
+        self._learns = self.pretext is not None or options.spa_entropy == "on"
+        self.turns = ("goal", "pretext") if self._learns and not self._joint else ("goal",)
+        # No part of the model: outside of its parameters, of checkpoints and of the model file.
+        anchors = options.spa_anchored == "on" and options.spa_entropy == "on"
+        self._pretrained: tuple[Backbone, ...] = (copy.deepcopy(backbone),) if anchors else ()
+
+    @property
+    def words(self) -> WordBackbone:
+        words: Any = self.base.backbone
+        return words
+
+    @property
+    def backbone(self) -> Backbone:  # type: ignore[override]
+        return self.words.backbone
+
+    def parameter_groups(self, turn: str = "goal") -> ParameterGroups:
+        """Eq. 8: the goal updates h and f_g; pretext and entropy update h, V and f_n."""
+        backbone = [p for p in self.backbone.parameters() if p.requires_grad]
+        below = {id(p) for p in self.words.backbone.parameters()}
+        of_words = [p for p in (self.words.words.prototypes, *self.count.parameters()) if p.requires_grad]
+        ids = below | {id(p) for p in of_words}
+        heads = [p for p in self.base.parameters() if p.requires_grad and id(p) not in ids]
+        if turn == "pretext":
+            return ParameterGroups(backbone, of_words)
+        with_words = self._joint and self._learns
+        words_alone = [self.words.words.prototypes] if self.options.spa_goal_words == "on" else []
+        return ParameterGroups(backbone, [*heads, *(of_words if with_words else words_alone)])
+
+    def turn_losses(self, turn: str, source: SourceBatch, target: TargetBatch, step: int) -> dict[str, Tensor]:
+        if turn == "pretext":
+            return self.word_losses(source, target, [])
+        if not (self._joint and self._learns):
+            return self.base.training_step(source, target, step)
+        with self.words.recording() as seen:
+            losses = self.base.training_step(source, target, step)
+        return {**losses, **self.word_losses(source, target, seen)}
+
+    def word_losses(
+        self, source: SourceBatch, target: TargetBatch, seen: list[tuple[Tensor, Tensor]]
+    ) -> dict[str, Tensor]:
+        """The pretext and entropy losses.
+
+        Args:
+            seen: pairs (images, map) that were computed already in this step.
+        """
+        losses, options = {}, self.options
+        if options.spa_entropy == "on":
+            losses["words"] = options.spa_entropy_weight * self._entropy_loss(source, target, seen)
+        if source.pretext is not None and target.pretext is not None:
+            with _keeping_statistics(self.words, options.spa_statistics == "images"):
+                # Apart, as the goal's images: BatchNorm must not mix the statistics of the two domains.
+                of_source = self._count_loss(source.pretext, "source")
+                of_target = self._count_loss(target.pretext, "target")
+            losses["count"] = options.spa_pretext_weight * (of_source + of_target)
+        return losses
+
+    def _entropy_loss(self, source: SourceBatch, target: TargetBatch, seen: list[tuple[Tensor, Tensor]]) -> Tensor:
+        """The mean over the un-shuffled images of both domains; batches of the two are of one size."""
+        means, logs = [], []
+        for images in (source.images, target.images):
+            maps = [features for met, features in seen if met is images]
+            log_words = self.words.words(maps[0] if maps else self.words.map(images))
+            means.append(self._anchored_entropy(log_words, images) if self._pretrained else word_entropy(log_words))
+            logs.append(log_words.detach())
+        self._watch(torch.cat(logs))
+        return torch.stack(means).mean()
+
+    def _anchored_entropy(self, log_words: Tensor, images: Tensor) -> Tensor:
+        """−log φ^u of the word that the pretrained network sees at u.
+
+        Where the plain entropy lets all locations agree on one word, or drift to any, here each has a word to be sure
+        of. Both domains are held to the same vocabulary, shared classes and private ones alike.
+        """
+        return F.nll_loss(log_words.flatten(0, 1), self._pretrained_words(images).flatten())
+
+    @torch.no_grad()
+    def _pretrained_words(self, images: Tensor) -> Tensor:
+        """(B, U) the nearest word of every location, as it was before training."""
+        backbone = self._pretrained[0].to(images.device).eval()
+        backbone.starts_at_tap = self.backbone.starts_at_tap
+        tap = self.words.tap
+        return self.words.words(map_at(backbone, backbone.state(images, upto=tap), tap)).argmax(dim=-1)
+
+    def _count_loss(self, batch: PretextBatch, domain: str) -> Tensor:
+        shares = histogram(self.words.log_words(batch.images))
+        logits = self.count(shares * shares.shape[1]).float()  # times K: as the heads, f_n needs numbers around 1
+        labels = self.bins[batch.labels]
+        self.watched[f"count_accuracy_{domain}"] = (logits.detach().argmax(dim=1) == labels).float().mean()
+        return F.cross_entropy(logits, labels)
+
+    def _watch(self, log_words: Tensor) -> None:
+        """Signs of a collapse: all locations sure, and all of the same few words."""
+        usage = log_words.exp().mean(dim=(0, 1))
+        self.watched |= {
+            "word_entropy": word_entropy(log_words),
+            "usage_entropy": entropy(usage),
+            "words_in_use": entropy(usage).exp(),  # the number of words that an even use of that entropy has
+        }
+
+    def on_round(self, step: int, sweep: Sweep) -> None:
+        if step == 0:
+            if self.options.spa_init == "kmeans":
+                self._find_words(sweep)
+            if self.options.spa_bins == "auto" and self.pretext is not None:
+                self._merge_bins(sweep)
+        if self.base.round_every:
+            self.base.on_round(step, sweep)
+
+    def _find_words(self, sweep: Sweep) -> None:
+        """k-means centres of what the pretrained network sees at locations of both domains."""
+        locations = torch.cat([sweep(domain, self._locations, SAMPLED_IMAGES).flatten(0, 1) for domain in DOMAINS])
+        pick = generator(0, "locations").permutation(len(locations))[:SAMPLED_LOCATIONS]
+        sample = locations[torch.from_numpy(pick).to(locations.device)]
+        if self.options.spa_similarity == "cosine":
+            sample = F.normalize(sample, dim=1)
+        centres = kmeans(sample, len(self.words.words.prototypes), seed=0).centres
+        self.words.words.prototypes.data[: len(centres)] = centres  # fewer where there are fewer different points
+
+    def _locations(self, images: Tensor) -> Tensor:
+        """(B, U, D) features at every location."""
+        return self.words.map(images).flatten(2).transpose(1, 2)
+
+    def _merge_bins(self, sweep: Sweep) -> None:
+        """Numbers of images whose histograms have about the same entropy become one pretext class."""
+        entropies, instances = [], []
+        for domain in DOMAINS:
+            for batch in sweep.pretext(domain, BATCHES_FOR_BINS):
+                entropies.append(entropy(histogram(self.words.log_words(batch.images))).float().cpu().numpy())
+                instances.append(batch.labels.cpu().numpy() + 1)
+        task = self.pretext
+        assert task is not None
+        merged = merge_overlapping(np.concatenate(entropies), np.concatenate(instances), task.cells)
+        self.bins.copy_(torch.tensor(merged))
+        log.info("pretext classes of 1 to %d images: %s", task.cells, " ".join(str(bin + 1) for bin in merged))
+
+    def features(self, images: Tensor) -> Tensor:
+        return self.base.features(images)
+
+    def score(self, features: Tensor) -> Scores:
+        return self.base.score(features)
+
+    def decide(self, scores: Scores) -> Tensor:
+        return self.base.decide(scores)
+
+
+@contextmanager
+def _keeping_statistics(module: nn.Module, keep: bool) -> Iterator[None]:
+    """BatchNorm uses its batch's statistics as ever, but does not add them to the kept ones."""
+    layers = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)] if keep else []
+    momenta = [layer.momentum for layer in layers]
+    for layer in layers:
+        layer.momentum = 0.0
+    try:
+        yield
+    finally:
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.momentum = momentum

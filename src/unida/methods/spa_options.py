@@ -1,0 +1,138 @@
+"""Every choice in SPA, and the two presets that make them all."""
+
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from unida.errors import UserError
+
+
+def _named(name: str, metavar: str, hint: str = "(default: the preset's)") -> Any:
+    return tyro.conf.arg(name=f"spa.{name}", metavar=metavar, help_behavior_hint=hint)
+
+
+Switch = Literal["on", "off"]
+
+
+@dataclass(frozen=True)
+class SPAOptions:
+    spa: bool = False
+    """Subsidiary Prototype Alignment on top of the method."""
+    spa_preset: Annotated[Literal["best", "paper"], _named("preset", "best|paper", "(default: best)")] = "best"
+    """best: what was measured to help (docs/spa.md); paper: as printed. Other --spa options change single choices."""
+    spa_words: Annotated[Switch | None, _named("words", "on|off")] = None
+    """The word histogram is part of the feature that the method's heads see."""
+    spa_pretext: Annotated[Switch | None, _named("pretext", "on|off")] = None
+    """The pretext task: how many images is a mosaic made of?"""
+    spa_entropy: Annotated[Switch | None, _named("entropy", "on|off")] = None
+    """The entropy of the words at each location is made small."""
+    spa_place: Annotated[Literal["instead", "beside"] | None, _named("place", "instead|beside")] = None
+    """Where the histogram stands in the feature: instead of the pooled vector, or beside it."""
+    spa_scale: Annotated[
+        Literal["raw", "count", "unit", "batchnorm"] | None, _named("scale", "raw|count|unit|batchnorm")
+    ] = None
+    """The histogram for the heads: as it is; times the number of words; of length 20; ReLU of its BatchNorm."""
+    spa_vocabulary: Annotated[int | None, _named("vocabulary", "K")] = None
+    """Number of words."""
+    spa_tap: Annotated[str | None, _named("tap", "NAME", "(default: the last)")] = None
+    """Where in the backbone the words are read."""
+    spa_similarity: Annotated[Literal["dot", "cosine"] | None, _named("similarity", "dot|cosine")] = None
+    """Of a location's feature with a word."""
+    spa_temperature: Annotated[float | None, _named("temperature", "FLOAT")] = None
+    """Of the softmax over words."""
+    spa_init: Annotated[Literal["random", "kmeans"] | None, _named("init", "random|kmeans")] = None
+    """Words at the start: random, or k-means centres of the features of both domains."""
+    spa_learn: Annotated[Switch | None, _named("learn", "on|off")] = None
+    """Words are updated by the pretext and entropy losses; off: they stay as they started."""
+    spa_goal_words: Annotated[Switch | None, _named("goal-words", "on|off")] = None
+    """The method's own losses update the words too (the paper: they do not)."""
+    spa_updates: Annotated[Literal["turns", "joint"] | None, _named("updates", "turns|joint")] = None
+    """Goal and pretext losses in turns with an optimiser each, or all in one update."""
+    spa_anchored: Annotated[Switch | None, _named("anchored", "on|off")] = None
+    """The entropy loss draws each location to the word that the pretrained network gives it, not to any word."""
+    spa_entropy_weight: Annotated[float | None, _named("entropy-weight", "FLOAT")] = None
+    """Weight of the entropy loss."""
+    spa_pretext_weight: Annotated[float | None, _named("pretext-weight", "FLOAT")] = None
+    """Weight of the pretext loss."""
+    spa_grid: Annotated[int | None, _named("grid", "N")] = None
+    """Mosaics have N × N cells."""
+    spa_bins: Annotated[str | None, _named("bins", "LIST", "(for instance 1,2-3,4, or auto; default: none merged)")] = (
+        None
+    )
+    """Numbers of images that count as one pretext class; auto merges those whose histogram entropies overlap."""
+    spa_pool: Annotated[int | None, _named("pool", "N")] = None
+    """Mosaics of each domain that --train tail and head make in advance."""
+    spa_statistics: Annotated[Literal["mixed", "images"] | None, _named("statistics", "mixed|images")] = None
+    """What BatchNorm's kept statistics are of: images and mosaics, or images alone."""
+
+
+# Everything as printed; what the paper leaves open as its cost table and text together allow (docs/spa.md).
+PAPER: dict[str, Any] = {
+    "spa_words": "on",
+    "spa_pretext": "on",
+    "spa_entropy": "on",
+    "spa_place": "instead",  # ψ(x) ∈ R^K, f_g: R^K → C_s
+    "spa_scale": "count",  # never said; raw ψ has a mean of 1/K, with which heads without bias learn nothing
+    "spa_vocabulary": 1024,  # the only K that gives the cost table's figures
+    "spa_similarity": "dot",  # Eq. 4
+    "spa_temperature": 1.0,  # Eq. 4
+    "spa_init": "random",  # not said
+    "spa_learn": "on",  # "the word-prototypes are learnt only through the pretext-task"
+    "spa_goal_words": "off",  # min over {h, f_g} for the goal
+    "spa_updates": "turns",  # "goal task iterations and pretext task iterations"
+    "spa_anchored": "off",  # Eq. 6
+    "spa_entropy_weight": 1.0,  # Eq. 8 has no weights
+    "spa_pretext_weight": 1.0,
+    "spa_grid": 2,  # N_gs = 4
+    "spa_bins": "none",
+    "spa_pool": 1024,  # ours: the paper makes mosaics anew
+    "spa_statistics": "mixed",  # as any plain implementation does
+}
+
+# What differs was measured on Office-31 (docs/spa.md).
+BEST: dict[str, Any] = {
+    **PAPER,
+    "spa_words": "off",
+    "spa_place": "beside",
+    "spa_vocabulary": 256,
+    "spa_similarity": "cosine",
+    "spa_temperature": 0.05,
+    "spa_init": "kmeans",
+    "spa_learn": "off",
+    "spa_updates": "joint",
+    "spa_anchored": "on",
+    "spa_statistics": "images",
+}
+
+PRESETS = {"paper": PAPER, "best": BEST}
+
+
+def resolve(options: SPAOptions) -> SPAOptions:
+    """Fill in the preset's choices where none was made, so that nothing is left to decide."""
+    preset = PRESETS[options.spa_preset]
+    open_choices = {name: value for name, value in preset.items() if getattr(options, name) is None}
+    resolved = replace(options, **open_choices)
+    _check(resolved, options)
+    return resolved
+
+
+def _check(resolved: SPAOptions, said: SPAOptions) -> None:
+    for name in ("spa_vocabulary", "spa_pool", "spa_temperature"):
+        if not 0 < getattr(resolved, name) < float("inf"):
+            raise UserError(f"{flag(name)} is {getattr(resolved, name)}: it must be above 0, and finite")
+    for name in ("spa_entropy_weight", "spa_pretext_weight"):
+        if not 0 <= getattr(resolved, name) < float("inf"):
+            raise UserError(f"{flag(name)} is {getattr(resolved, name)}: it must not be below 0, and finite")
+    if not 2 <= resolved.spa_grid <= 6:  # type: ignore[operator]
+        raise UserError(f"--spa.grid is {resolved.spa_grid}: it must be 2 to 6")
+    if not resolved.spa:
+        for field in fields(said):
+            if field.name not in ("spa", "spa_preset") and getattr(said, field.name) is not None:
+                raise UserError(f"{flag(field.name)} has no effect without --spa: add it, or leave this out")
+
+
+def flag(name: str) -> str:
+    """The command line's name of an option: batch_size → --batch-size, spa_goal_words → --spa.goal-words."""
+    dotted = "spa." + name.removeprefix("spa_") if name.startswith("spa_") else name
+    return f"--{dotted.replace('_', '-')}"

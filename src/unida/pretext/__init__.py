@@ -1,0 +1,1 @@
+"""Self-supervised tasks whose labels come from how an image was made, not from a person."""
