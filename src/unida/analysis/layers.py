@@ -1,0 +1,196 @@
+"""`unida analyze layers`: NTR, DIS and PAS at every tap of a backbone, as in the SPA paper's first figure.
+
+An analysis, not a part of any run. Where the target has labels, NTR is measured with them, and the tap that
+Definition 1 picks from it is knowledge that a training run must not have; the one picked from the source's NTR is free
+of them.
+"""
+
+import json
+import logging
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+import tyro
+
+from unida.analysis.figure import can_draw, draw_curves
+from unida.analysis.measures import choose_tap
+from unida.analysis.taps import TapMeasures, features_at_taps, measure_tap
+from unida.config import Config, DataOptions, ModelOptions, TrainingOptions, check, config_class
+from unida.data.augment import Preprocess
+from unida.data.cache import Pixels
+from unida.data.domains import open_domains
+from unida.data.sampling import generator, torch_seed
+from unida.errors import UserError
+from unida.evaluation.truth import read_truth
+from unida.files import write_text
+from unida.methods.source_only import SourceOnly
+from unida.models.backbone import Backbone, create_backbone
+from unida.processes import open_fabric_for_answers
+from unida.progress import progress
+from unida.runfolder import complete
+from unida.training.memory import keep_freed_memory
+
+log = logging.getLogger("unida")
+
+
+@dataclass(frozen=True)
+class LayerOptions:
+    data: DataOptions
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
+    """Where layers.json and layers.png go."""
+    backbone: Annotated[
+        str,
+        tyro.conf.arg(
+            metavar="NAME", help_behavior_hint="(default: tf_efficientnet_lite0, or resnet50.tv_in1k with a GPU)"
+        ),
+    ] = "auto"
+    """Any timm model."""
+    weights: Annotated[
+        str | None,
+        tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: pretrained, by the backbone's name)"),
+    ] = None
+    """Weights of the backbone from a local .safetensors or .pth file; "none" for random ones."""
+    words: int = 256
+    """Size of the vocabulary for PAS. SPA's own has 1,024; fewer need fewer images, and compare taps as well."""
+    max_images: int = 3000
+    """Of each domain, drawn at random where there are more: time and memory stay bounded."""
+    seed: int = 0
+    """Of every random draw."""
+
+
+@dataclass(frozen=True)
+class LayerStudy:
+    """The measures at every tap, shallow to deep, and what Definition 1 picks."""
+
+    backbone: str
+    source_images: int
+    target_images: int
+    taps: list[TapMeasures]
+    chosen: str | None  # by NTR, with target labels
+    chosen_without_labels: str | None  # by the source's NTR
+
+
+@dataclass(frozen=True)
+class _Images:
+    """What is looked at, of both domains."""
+
+    source: Pixels
+    source_labels: torch.Tensor  # (N,) int64
+    target: Pixels
+    target_is_private: torch.Tensor | None  # (M,) bool, where the target has labels
+
+
+def study_layers(options: LayerOptions, visible: bool = True) -> LayerStudy:
+    """Both domains through the backbone once, then every measure at every tap."""
+    keep_freed_memory()
+    device = open_fabric_for_answers().device
+    config = _checked(options, has_gpu=device.type != "cpu")
+    images = _open(config.data, options, visible)
+    with torch.random.fork_rng():
+        torch.manual_seed(torch_seed(options.seed, "backbone"))  # for weights that are random on purpose
+        backbone = create_backbone(config.model.backbone, config.model.weights)
+    backbone.to(device).to(memory_format=torch.channels_last)
+    preprocess = Preprocess(config.data.crop, backbone.mean, backbone.std, device)
+    _refuse_crop(backbone, preprocess)
+    source = features_at_taps(backbone, images.source, preprocess, "source", options.seed, visible)
+    target = features_at_taps(backbone, images.target, preprocess, "target", options.seed, visible)
+    digests = (_digests(images.source), _digests(images.target))
+    rows = []
+    with progress("measures", len(backbone.taps), visible=visible) as report:
+        for number, tap in enumerate(backbone.taps, start=1):
+            labels, is_private = images.source_labels, images.target_is_private
+            row = measure_tap(tap, source[tap], labels, target[tap], digests, is_private, options.words, options.seed)
+            rows.append(row)
+            report(number, tap)
+    return LayerStudy(
+        backbone=config.model.backbone,
+        source_images=len(images.source),
+        target_images=len(images.target),
+        taps=rows,
+        chosen=_chosen(rows, [row.ntr for row in rows]),
+        chosen_without_labels=_chosen(rows, [row.source_ntr for row in rows]),
+    )
+
+
+def _open(data: DataOptions, options: LayerOptions, visible: bool) -> _Images:
+    source, target = open_domains(data, visible)
+    truth = read_truth(data, target, source.classes, visible)
+    target_pixels = target.pixels if truth is None else truth.pixels
+    source_rows = _some(len(source.pixels), "source", options)
+    target_rows = _some(len(target_pixels), "target", options)
+    return _Images(
+        source=source.pixels.subset(source_rows),
+        source_labels=torch.from_numpy(source.labels[source_rows]),
+        target=target_pixels.subset(target_rows),
+        target_is_private=None if truth is None else torch.from_numpy(truth.labels[target_rows] >= len(source.classes)),
+    )
+
+
+def study_lines(study: LayerStudy) -> list[str]:
+    """The study as a table, shallow to deep, and the taps that Definition 1 picks."""
+    width = max(len("tap"), *(len(row.tap) for row in study.taps))
+    lines = [
+        f"{study.backbone}: {study.source_images} source images, {study.target_images} target images",
+        "",
+        f"{'tap':{width}}  channels    NTR  source NTR    DIS    PAS",
+    ]
+    for row in study.taps:
+        ntr, source_ntr = ("–" if value is None else f"{value:.3f}" for value in (row.ntr, row.source_ntr))
+        lines.append(f"{row.tap:{width}}  {row.channels:8}  {ntr:>5}  {source_ntr:>10}  {row.dis:.3f}  {row.pas:.3f}")
+    lines.append("")
+    if study.chosen is not None:
+        lines.append(f"Definition 1 picks {study.chosen} (by NTR, which uses target labels)")
+    if study.chosen_without_labels is not None:
+        lines.append(f"Definition 1 picks {study.chosen_without_labels} (by the source's NTR, without target labels)")
+    return lines
+
+
+def write_study(study: LayerStudy, options: LayerOptions) -> None:
+    """layers.json and, with matplotlib, layers.png."""
+    options.out.mkdir(parents=True, exist_ok=True)
+    if can_draw():
+        draw_curves(study.taps, study.chosen or study.chosen_without_labels, options.out / "layers.png")
+    else:
+        log.warning("layers.png is not drawn: it needs matplotlib (pip install 'unida[plot]')")
+    settings = {"words": options.words, "max_images": options.max_images, "seed": options.seed}
+    write_text(options.out / "layers.json", json.dumps({**asdict(study), **settings}, indent=2) + "\n")
+
+
+def _checked(options: LayerOptions, has_gpu: bool) -> Config:
+    """The options as those of a run, which know what can be wrong with them."""
+    for name, number in (("words", options.words), ("max-images", options.max_images)):
+        if number < 2:
+            raise UserError(f"--{name} is {number}: it must be 2 or more")
+    model = ModelOptions(backbone=options.backbone, weights=options.weights)
+    training = TrainingOptions(method=SourceOnly.name, seed=options.seed)  # nothing is trained; any method would do
+    config = config_class(training.method)(data=options.data, model=model, training=training)  # type: ignore[call-arg]
+    return complete(check(config), has_gpu)
+
+
+def _some(count: int, name: str, options: LayerOptions) -> np.ndarray:
+    """(≤ max_images,) of 0…count−1, in order."""
+    if count <= options.max_images:
+        return np.arange(count)
+    return np.sort(generator(options.seed, f"{name} images to look at").permutation(count)[: options.max_images])
+
+
+def _digests(pixels: Pixels) -> np.ndarray:
+    return np.array([file.digest for file in pixels.files])
+
+
+def _chosen(rows: list[TapMeasures], risks: list[float | None]) -> str | None:
+    known = [risk for risk in risks if risk is not None]
+    return rows[choose_tap(known, [row.dis for row in rows])].tap if len(known) == len(rows) else None
+
+
+@torch.inference_mode()
+def _refuse_crop(backbone: Backbone, preprocess: Preprocess) -> None:
+    """Some networks take sides of certain lengths only: one black picture tells, before the long work begins."""
+    try:
+        backbone.eval()(torch.zeros(1, 3, preprocess.crop, preprocess.crop, device=preprocess.device))
+    except (AssertionError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise UserError(f"--crop {preprocess.crop}: backbone {backbone.name!r} cannot take it ({reason})") from error
