@@ -54,11 +54,11 @@ def assert_is_a_clustering(clusters: Clusters, features: Tensor) -> None:
     centres, assignment = clusters.centres.double(), clusters.assignment
     distances = torch.cdist(features.double(), centres).square()
     own = distances.gather(1, assignment[:, None]).squeeze(1)
-    torch.testing.assert_close(own, distances.amin(dim=1), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(own, distances.amin(dim=1), rtol=1e-3, atol=1e-5)
     for k in range(len(centres)):
-        torch.testing.assert_close(features[assignment == k].double().mean(dim=0), centres[k], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(features[assignment == k].double().mean(dim=0), centres[k], rtol=1e-4, atol=1e-4)
     assert assignment.unique().tolist() == list(range(len(centres)))
-    assert clusters.inertia == pytest.approx(own.sum().item(), rel=1e-4, abs=1e-4)
+    assert clusters.inertia == pytest.approx(own.sum().item(), rel=1e-3, abs=1e-4)
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 20, 60])
@@ -104,9 +104,9 @@ def test_kmeans_depends_on_its_seed_alone() -> None:
 
 def test_kmeans_takes_features_far_from_the_origin() -> None:
     features, _ = mixture(300, 16, 8, 1.0)
-    near, far = kmeans(features, 8, seed=0), kmeans(features + 100, 8, seed=0)
-    assert far.inertia == pytest.approx(near.inertia, rel=1e-3)
-    torch.testing.assert_close(far.centres.mean(dim=0), near.centres.mean(dim=0) + 100, atol=0.05, rtol=0)
+    near, far = kmeans(features, 8, seed=0), kmeans(features + 1000, 8, seed=0)
+    assert far.inertia == pytest.approx(near.inertia, rel=0.01)
+    assert_is_a_clustering(far._replace(centres=far.centres.double() - 1000), (features + 1000).double() - 1000)
 
 
 @pytest.mark.parametrize("d", [1, 16, 256, 2048])
@@ -185,6 +185,28 @@ def test_drawn_points_differ_and_are_spread() -> None:
     assert len(drawn.unique(dim=0)) == 10
     nearest = torch.cdist(drawn, features[:300]).argmin(dim=1)
     assert len(members[nearest].unique()) >= 9  # points drawn evenly would miss about a third of the groups
+
+
+@pytest.mark.parametrize("d", [1, 16, 256, 2048])
+def test_drawing_ends_when_every_point_is_drawn(d: int) -> None:
+    different = torch.randn(5, d, generator=torch.Generator().manual_seed(1)) + torch.arange(5)[:, None]
+    drawn = spread_points(different.repeat(7, 1), 100, np.random.default_rng(0))
+    assert sorted(map(tuple, drawn.tolist())) == sorted(map(tuple, different.tolist()))
+
+
+class Lowest(np.random.Generator):
+    """Every draw is the lowest one possible."""
+
+    def integers(self, *_: object) -> int:  # type: ignore[override]
+        return 0
+
+    def random(self, size: int) -> np.ndarray:  # type: ignore[override]
+        return np.zeros(size)
+
+
+def test_the_lowest_draw_is_no_point_that_is_there_already() -> None:
+    points = torch.tensor([[0.0], [0.0], [1.0], [1.0], [2.0]])
+    assert spread_points(points, 3, Lowest(np.random.PCG64())).squeeze(1).tolist() == [0, 1, 2]
 
 
 def test_merging_is_the_slow_formula() -> None:

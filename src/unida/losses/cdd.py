@@ -63,7 +63,6 @@ def class_pair_mmd(source: Tensor, target: Tensor) -> Tensor:
     wide = torch.promote_types(source.dtype, torch.float32)
     source, target = source.to(wide), target.to(wide)
     n = source.shape[1]
-    # Differences, not ‖x‖² + ‖y‖² − 2xy: exact for near points, and no matrix product that autocast would round.
     within_source = squared_distances(source, source)  # (C, n, n)
     within_target = squared_distances(target, target)
     across = squared_distances(source[:, None], target[None])  # (C, C, n, n)
@@ -82,8 +81,8 @@ def class_pair_mmd(source: Tensor, target: Tensor) -> Tensor:
 
 
 def squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    """(…, n, d), (…, m, d) → (…, n, m)."""
-    return (a[..., :, None, :] - b[..., None, :, :]).square().sum(dim=-1)
+    """(…, n, d), (…, m, d) → (…, n, m), from differences: ‖x‖² + ‖y‖² − 2xy would lose near points to rounding."""
+    return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist").square()
 
 
 def sum_of(distances: Tensor) -> Tensor:
