@@ -181,9 +181,13 @@ def test_dis_is_twice_the_error_of_scikit_learns_domain_classifier() -> None:
     assert domain_invariance_score(source, target) == pytest.approx(expected, abs=0.04)
 
 
-def test_chance_is_a_half_however_unequal_the_domains() -> None:
-    """A classifier that always said the larger domain would err on 1 image of 10."""
-    assert domain_invariance_score(normal(1000, 5, seed=0), normal(100, 5, seed=1)) > 0.85
+def test_the_larger_domain_does_not_outvote_the_smaller() -> None:
+    """Learned from ten times as many source images, the best linear rule would call almost everything source."""
+    assert domain_invariance_score(normal(1000, 6, seed=0), normal(100, 6, seed=1)) > 0.85
+    shifted = normal(100, 6, seed=1) + 0.45
+    few = domain_invariance_score(normal(100, 6, seed=0), shifted)
+    assert domain_invariance_score(normal(1000, 6, seed=0), shifted) == pytest.approx(few, abs=0.12)
+    assert few < 0.7
 
 
 def test_an_image_in_both_domains_is_learned_or_held_out_in_both() -> None:

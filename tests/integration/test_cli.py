@@ -34,6 +34,9 @@ COMMANDS = {
     "data list": ("benchmarks",),
     "data verify": ("NAME", "DIR"),
     "data show": ("DIR", "--out FILE", "--pair A:B"),
+    "analyze": ("unida analyze layers", "unida analyze complexity"),
+    "analyze layers": ("--source DIR", "--target DIR", "--out DIR", "--words"),
+    "analyze complexity": ("--backbone", "--classes", "--words", "--method"),
 }
 
 

@@ -1,12 +1,12 @@
 """`unida analyze complexity`: parameters and multiply-adds of a method, without and with SPA's words.
 
-Counted as the SPA paper's table was: ResNet-50, 25 source classes, ptflops' rules, words on the last map (see
-`WordFeatures`) give its four figures, 23.661 → 25.686 M parameters (its table cuts 23.6616 off where this one rounds)
-and 4.120 → 4.223 G multiply-adds.
+Counted as the SPA paper's table was. ResNet-50, 25 source classes and ptflops' rules give its four figures, 23.661 →
+25.686 M parameters (23.6616 is cut off in the paper, and rounded here) and 4.120 → 4.223 G multiply-adds, if V stands
+on the last map with nothing behind it. With V after Res3 and a block like Res4 behind, of which the paper's text
+speaks, they would be others.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +15,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from unida.errors import UserError
 from unida.methods import METHODS
 from unida.methods.base import Method
+from unida.methods.spa import SPA
+from unida.methods.spa_options import SPAOptions, resolve
 from unida.models.backbone import Backbone, create_backbone
 from unida.models.weights import NO_WEIGHTS
-
-PRETEXT_CLASSES = 4  # how many images a mosaic of 2×2 cells shows (SPA §3.3)
 
 NORMALISATIONS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
 ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.SiLU, nn.GELU, nn.Hardswish)
@@ -43,27 +43,6 @@ class ComplexityOptions:
 class Complexity:
     parameters: int
     multiply_adds: int  # for one image
-
-
-class WordFeatures(nn.Module):
-    """A backbone whose features are histograms over words: V (1×1 convolution, no bias), softmax, mean over locations.
-
-    The SPA paper's text puts V after Res3, with a block like Res4 behind it; its table can only have been counted like
-    this, with V on the last map and nothing behind it. Counting needs the shapes alone.
-    """
-
-    def __init__(self, backbone: Backbone, words: int) -> None:
-        super().__init__()
-        self.backbone = backbone
-        self.num_features = words
-        self.words = nn.Conv2d(backbone.channels(backbone.taps[-1]), words, kernel_size=1, bias=False)
-        self.pool = nn.AdaptiveAvgPool2d(1)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) → (B, K)."""
-        tap, (height, width) = self.backbone.taps[-1], images.shape[2:]
-        maps = self.backbone.spatial(self.backbone.run(images), tap, (height, width))
-        return self.pool(self.words(maps).softmax(dim=1)).flatten(1)
 
 
 class AnsweringNetwork(nn.Module):
@@ -139,21 +118,17 @@ def count(network: AnsweringNetwork, crop: int) -> Complexity:
 
 
 def _without_words(backbone: Backbone, options: ComplexityOptions) -> AnsweringNetwork:
-    return AnsweringNetwork(_method(backbone, options))
+    kind = METHODS[options.method]
+    return AnsweringNetwork(kind(backbone, options.classes, kind.Options()))
 
 
 def _with_words(backbone: Backbone, options: ComplexityOptions) -> AnsweringNetwork:
-    """The method's heads on a histogram of words, and a head that tells how many images a mosaic shows.
-
-    The paper does not say whether the latter has a bias: 4 parameters more would leave its figures as they are.
-    """
-    pretext = nn.Linear(options.words, PRETEXT_CLASSES, bias=False)
-    return AnsweringNetwork(_method(WordFeatures(backbone, options.words), options), pretext)
-
-
-def _method(features: Any, options: ComplexityOptions) -> Method:
+    """SPA as printed: the method's heads on a histogram of words, f_n on the same."""
     kind = METHODS[options.method]
-    return kind(features, options.classes, kind.Options())
+    choices = resolve(SPAOptions(spa=True, spa_preset="paper", spa_vocabulary=options.words))
+    with torch.random.fork_rng():
+        method = SPA(kind, backbone, options.classes, kind.Options(), choices)
+    return AnsweringNetwork(method, pretext=method.count)
 
 
 def _refuse(options: ComplexityOptions) -> None:
