@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from unida.errors import UserError
+from unida.pretext.bins import parse_bins
 
 
 def _named(name: str, metavar: str, hint: str = "(default: the preset's)") -> Any:
@@ -126,10 +127,21 @@ def _check(resolved: SPAOptions, said: SPAOptions) -> None:
             raise UserError(f"{flag(name)} is {getattr(resolved, name)}: it must not be below 0, and finite")
     if not 2 <= resolved.spa_grid <= 6:  # type: ignore[operator]
         raise UserError(f"--spa.grid is {resolved.spa_grid}: it must be 2 to 6")
+    parse_bins(resolved.spa_bins, resolved.spa_grid**2)  # type: ignore[arg-type, operator]
     if not resolved.spa:
         for field in fields(said):
-            if field.name not in ("spa", "spa_preset") and getattr(said, field.name) is not None:
+            if field.name != "spa" and getattr(said, field.name) != field.default:
                 raise UserError(f"{flag(field.name)} has no effect without --spa: add it, or leave this out")
+
+
+def leaves_parameters_unused(options: SPAOptions) -> bool:
+    """Whether some update leaves parameters without a gradient: processes that share the work must know beforehand.
+
+    In turns, the goal has none for V and f_n, and the pretext none for f_g; behind a tap of one's own, layers may be
+    left out.
+    """
+    resolved = resolve(options)
+    return resolved.spa and (resolved.spa_updates == "turns" or resolved.spa_tap is not None)
 
 
 def flag(name: str) -> str:

@@ -82,8 +82,13 @@ class PretextPool:
             log.info("mosaics: %d to make once, %.2f GiB, about %s", total, size, duration(seconds))
             with progress("mosaics", total, visible=visible) as report:
                 for done, chunk in enumerate(missing, start=1):
-                    self.shelf.append(self._names(chunk), self._compute(chunk))
+                    self._keep(self._names(chunk), self._compute(chunk))
                     report(done * CHUNK)
+
+    def _keep(self, names: list[bytes], features: Tensor) -> None:
+        """Store a chunk, without what a truncated shelf still has of it."""
+        new = [i for i, name in enumerate(names) if name not in self.shelf.row_of]
+        self.shelf.append([names[i] for i in new], features[new])
 
     @cached_property
     def _counts(self) -> np.ndarray:

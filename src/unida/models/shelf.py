@@ -81,11 +81,12 @@ class Shelf:
             self.row_of[_padded(entry["digest"])] = start + i
 
     def append(self, digests: Sequence[bytes], features: Tensor) -> None:
-        """Store the rows of images that are not here yet.
+        """Store the rows of images that are not here yet: with one twice, rows and entries would not match.
 
         Args:
             features: (B, *shape) float, on the host.
         """
+        assert not any(digest in self.row_of for digest in digests)
         packed = features.to(self.format).contiguous()
         if not bool(packed.isfinite().all()):
             raise UserError(

@@ -21,10 +21,11 @@ def parse_bins(text: str, cells: int) -> tuple[int, ...]:
     table: list[int] = []
     try:
         for number, group in enumerate(text.split(",")):
-            first, _, last = group.partition("-")
-            if int(first) != len(table) + 1 or int(last or first) < int(first):
+            first, dash, last = group.partition("-")
+            start, end = int(first), int(last if dash else first)
+            if not len(table) + 1 == start <= end <= cells:
                 raise ValueError
-            table += [number] * (int(last or first) - int(first) + 1)
+            table += [number] * (end - start + 1)
         if len(table) != cells or table[-1] == 0:
             raise ValueError
     except ValueError:

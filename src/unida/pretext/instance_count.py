@@ -38,8 +38,8 @@ class InstanceCount:
     """The task for a g×g grid.
 
     Attributes:
-        smallest: the smallest crop as a share of the image's side (a cell's own scale for 2×2; §3.8 of our resolutions:
-            squares of 112 to 224 of 224 pixels).
+        smallest: the smallest crop as a share of the image's side. The paper does not say; ½ is the side of a cell of
+            2×2: squares of 112 to 224 of 224 pixels, none enlarged.
     """
 
     grid: int = 2
@@ -92,7 +92,7 @@ def assemble(images: Tensor, layout: Layout, grid: int) -> Tensor:
     corners = np.stack([layout.left, layout.top, layout.left + layout.side, layout.top + layout.side], axis=-1) * scale
     boxes = np.concatenate([layout.image[..., None], corners], axis=-1).reshape(-1, 5)
     on_device = torch.from_numpy(boxes).to(images.device, images.dtype, non_blocking=True)
-    # One bilinear sample per pixel: crops are at most shrunk by about the grid's size over two.
+    # One bilinear sample per pixel: a crop shrinks at most g times, for the paper's 2×2 no more than this can bear.
     cells = roi_align(images.contiguous(), on_device, (cell_height, cell_width), sampling_ratio=1, aligned=True)
     flip = torch.from_numpy(layout.flip.reshape(-1)).to(images.device, non_blocking=True)
     cells = torch.where(flip[:, None, None, None], cells.flip(3), cells)
@@ -104,7 +104,7 @@ def assemble(images: Tensor, layout: Layout, grid: int) -> Tensor:
 
 
 def draw_surjections(count: np.ndarray, cells: int, draw: np.random.Generator) -> np.ndarray:
-    """(B, cells) owners 0…count−1 of each cell, uniform over all surjections, row by row.
+    """(B, cells) owners 0…count−1 of each cell, uniform over all surjections up to the owners' names.
 
     Cell by cell: a cell goes to an owner that has none yet with the share of surjections in which it does.
     """
@@ -126,9 +126,8 @@ def _chance_of_new_owner(cells: int) -> np.ndarray:
     """[r, u, y]: with r cells left and u of y owners without one, the chance that the next cell goes to one of them."""
     chance = np.zeros((cells + 1, cells + 1, cells + 1))
     for y in range(1, cells + 1):
-        ways = [
-            [0] * (y + 1) for _ in range(cells + 1)
-        ]  # [r][u]: maps of r cells that leave no one out; exact integers
+        # [r][u]: maps of r cells to y owners that leave none of u out; exact integers.
+        ways = [[0] * (y + 1) for _ in range(cells + 1)]
         ways[0][0] = 1
         for r in range(1, cells + 1):
             for u in range(y + 1):
