@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from unida.analysis import figure, taps
+from unida.analysis import figure, layers, taps
 from unida.analysis.layers import LayerOptions, study_layers
 from unida.analysis.taps import TapFeatures, features_at_taps, measure_tap
 from unida.cli import main
@@ -166,6 +166,16 @@ def test_target_folders_matter_to_ntr_alone(study: Path, data: DataOptions, tmp_
     for content in studies:
         content.pop("chosen")
     assert studies[0] == studies[1] == studies[2]
+
+
+def test_private_are_the_target_images_in_folders_that_the_source_lacks(data: DataOptions, tmp_path: Path) -> None:
+    assert data.source is not None
+    classes = {folder.name for folder in data.source.iterdir()}
+    for limit in (3000, 20):
+        images = layers._open(data, LayerOptions(data, tmp_path, max_images=limit), visible=False)
+        assert images.target_is_private is not None
+        expected = [file.path.parent.name not in classes for file in images.target.files]
+        assert images.target_is_private.tolist() == expected and 0 < sum(expected) < len(expected)
 
 
 def test_max_images_bounds_what_is_looked_at(data: DataOptions, tmp_path: Path) -> None:

@@ -77,6 +77,15 @@ def test_noisier_classes_want_a_stronger_penalty_and_the_choice_predicts_better_
     assert loss(chosen) < min(loss(measures.L2_STRENGTHS[0]), loss(measures.L2_STRENGTHS[-1]))
 
 
+def test_between_strengths_the_lowest_point_of_a_parabola_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def probe(rows: torch.Tensor, labels: torch.Tensor, classes: int, l2: float) -> tuple[torch.Tensor, torch.Tensor]:
+        loss = 1 + (math.log10(l2) + 2.3) ** 2  # what the bias makes of label 0
+        return torch.zeros(2, 1).double(), torch.tensor([0, math.log(math.expm1(loss))]).double()
+
+    monkeypatch.setattr(measures, "linear_probe", probe)
+    assert math.log10(validated_l2(torch.zeros(9, 1), torch.zeros(9, dtype=torch.int64), 2)) == pytest.approx(-2.3)
+
+
 # ---- NTR -------------------------------------------------------------------------------------------------------------
 
 
