@@ -97,10 +97,10 @@ class TrainingOptions:
     """Training steps. OVANet's paper: 10,000."""
     batch_size: int = 36
     """Images of each domain in a step, over all processes (OVANet, DCC, UAN: 36)."""
-    lr: float = 0.01
-    """Learning rate of new layers at the start (OVANet: 0.01)."""
+    lr: Annotated[float | None, _shown("FLOAT", "(default: the method's own, see: unida methods)")] = None
+    """Learning rate of new layers at the start."""
     backbone_lr: Annotated[float | None, _shown("FLOAT", "(default: a tenth of --lr)")] = None
-    """Learning rate of the pretrained backbone at the start (OVANet: 0.001)."""
+    """Learning rate of the pretrained backbone at the start (OVANet and DCC: a tenth)."""
     momentum: float = 0.9
     """Nesterov momentum of SGD (OVANet: 0.9)."""
     weight_decay: float = 5e-4

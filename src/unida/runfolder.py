@@ -12,6 +12,7 @@ from filelock import FileLock, Timeout
 from unida.config import Config, flat_options, load_config, save_config
 from unida.data.domains import benchmark_pair
 from unida.errors import UserError
+from unida.methods import METHODS
 from unida.methods.spa_options import flag, resolve
 from unida.models.weights import NO_WEIGHTS, default_backbone
 
@@ -99,6 +100,7 @@ def complete(config: Config, has_gpu: bool) -> Config:
         for name in ("source", "target", "root", "cache")
         if (path := getattr(data, name)) is not None
     }
+    lr = training.lr if training.lr is not None else METHODS[training.method].default_lr
     weights = model.weights
     if weights is not None and weights != NO_WEIGHTS:
         weights = str(Path(weights).absolute())
@@ -114,7 +116,8 @@ def complete(config: Config, has_gpu: bool) -> Config:
         training=replace(
             training,
             steps=training.steps or (10_000 if has_gpu else 300),
-            backbone_lr=training.backbone_lr if training.backbone_lr is not None else 0.1 * training.lr,
+            lr=lr,
+            backbone_lr=training.backbone_lr if training.backbone_lr is not None else 0.1 * lr,
         ),
         spa=resolve(config.spa) if config.spa.spa else config.spa,
         output=replace(output, checkpoint_every=output.checkpoint_every or (500 if has_gpu else 50), resume=False),

@@ -136,7 +136,7 @@ def method_lines() -> list[str]:
             f"  {method.title}",
             f"  paper:    {method.paper}",
             f"  settings: {method.settings}",
-            f"  options:  {options}",
+            f"  options:  {options}; --lr {method.default_lr}",
             "",
         ]
     return [*lines, "What an option means: unida adapt --method NAME --help"]

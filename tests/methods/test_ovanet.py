@@ -173,7 +173,8 @@ def test_defaults_are_the_released_codes() -> None:
     assert dataclasses.asdict(OVANetOptions()) == {"entropy_weight": 0.1}
     training, data = TrainingOptions(), DataOptions()
     assert training.method == "ovanet"
-    assert (training.batch_size, training.lr, training.momentum, training.weight_decay) == (36, 0.01, 0.9, 5e-4)
+    assert (training.batch_size, training.momentum, training.weight_decay) == (36, 0.9, 5e-4)
+    assert (training.lr, OVANet.default_lr, OVANet.lr_decay, OVANet.balanced_source) == (None, 0.01, 10, True)
     assert training.clip_norm is None
     assert (data.resize, data.image_size, data.crop) == ("squash", 256, 224)
 

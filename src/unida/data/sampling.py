@@ -53,16 +53,19 @@ class ShuffledSampler:
 
     The references drop the incomplete batch at the end of each epoch; here the next epoch's shuffle follows on, so
     that a set smaller than a batch works too and every image is seen equally often.
+
+    Args:
+        purpose: names the stream of shuffles.
     """
 
-    def __init__(self, count: int, batch_size: int, seed: int) -> None:
-        self.count, self.batch_size, self.seed = count, batch_size, seed
+    def __init__(self, count: int, batch_size: int, seed: int, purpose: str = "target epoch") -> None:
+        self.count, self.batch_size, self.seed, self.purpose = count, batch_size, seed, purpose
         self._epoch = -1
         self._shuffle = np.empty(0, dtype=np.int64)
 
     def _shuffled(self, epoch: int) -> np.ndarray:
         if epoch != self._epoch:  # remembered only to save time: it can always be drawn again
-            self._shuffle = generator(self.seed, "target epoch", epoch).permutation(self.count)
+            self._shuffle = generator(self.seed, self.purpose, epoch).permutation(self.count)
             self._epoch = epoch
         return self._shuffle
 

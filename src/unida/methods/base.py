@@ -4,14 +4,21 @@ A method is one `nn.Module` in one file that reads like its paper's pseudo-code.
 target batch has none.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from unida.models.backbone import Backbone
 from unida.pretext.instance_count import InstanceCount, PretextBatch
+
+Domain = Literal["source", "target"]
+Requests = Mapping[Domain, Mapping[str, np.ndarray]]  # by domain and name, indices of images
+
+NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 
 
 class SourceBatch(NamedTuple):
@@ -19,12 +26,14 @@ class SourceBatch(NamedTuple):
     labels: Tensor  # (B,) int64 in 0…C−1
     indices: Tensor  # (B,) int64, which images of the source these are
     pretext: PretextBatch | None = None  # made of source images, for a method that asks for it
+    extra: Mapping[str, Tensor] = NOTHING  # training views of the source images that the method requested, by name
 
 
 class TargetBatch(NamedTuple):
     images: Tensor  # (B, 3, H, W) float, normalised
     indices: Tensor  # (B,) int64, which images of the target these are
     pretext: PretextBatch | None = None  # made of target images; its labels tell how it was made, no more
+    extra: Mapping[str, Tensor] = NOTHING  # training views of the target images that the method requested, by name
 
 
 class Scores(NamedTuple):
@@ -37,11 +46,12 @@ class ParameterGroups(NamedTuple):
     new: Sequence[nn.Parameter]  # starts from nothing: learns ten times faster
 
 
-Domain = Literal["source", "target"]
-
-
 class Sweep(Protocol):
     """A look at all images of a domain, outside of the training steps: test views, evaluation mode, no gradients."""
+
+    @property
+    def source_labels(self) -> Tensor:
+        """(N_s,) int64 in 0…C−1, the classes of the source's images. Of the target's there are none."""
 
     def __call__(
         self, domain: Domain, compute: Callable[[Tensor], Tensor] | None = None, limit: int | None = None
@@ -66,10 +76,15 @@ class Method(nn.Module):
     settings: ClassVar[str]
     Options: ClassVar[type[Any]]
 
+    default_lr: float = 0.01  # of new layers, where the user says nothing (OVANet)
     unknown_threshold: float = 0.5  # an image whose unknown score is above is unknown
     round_every: int = 0  # steps between two calls of `on_round`; 0: never
     turns: tuple[str, ...] = ("goal",)  # a step's updates, one after the other, each with an optimiser of its own
     pretext: InstanceCount | None = None  # a task whose batches the loop is to make
+    balanced_source: bool = True  # source batches show every class equally often (OVANet); or each image equally often
+    lr_decay: float = 10.0  # the learning rate falls as (1 + lr_decay · t/T)^−0.75 (OVANet: 10)
+    steps: int = 10_000  # T, and
+    seed: int = 0  # of the run: see `begin`
 
     def __init__(self, backbone: Backbone, num_classes: int, options: Any) -> None:
         super().__init__()
@@ -85,6 +100,17 @@ class Method(nn.Module):
             backbone=[p for p in self.parameters() if id(p) in pretrained and p.requires_grad],
             new=[p for p in self.parameters() if id(p) not in pretrained and p.requires_grad],
         )
+
+    def begin(self, steps: int, seed: int) -> None:
+        """Before training: how many steps the run has in all, and its seed."""
+        self.steps, self.seed = steps, seed
+
+    def requests(self, step: int) -> Requests:
+        """Images that a step needs beside its batch: the batch's `extra` holds their training views by these names.
+
+        A function of the step, the run's seed and the buffers alone, so that a resumed run asks for the same images.
+        """
+        return {}
 
     def training_step(self, source: SourceBatch, target: TargetBatch, step: int) -> dict[str, Tensor]:
         """One step's losses by name, weighted; the loop adds them up, steps the optimiser and logs each."""

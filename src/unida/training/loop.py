@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,9 @@ from unida.data.augment import Inputs
 from unida.data.domains import Source, Target
 from unida.data.sampling import BalancedSampler, ShuffledSampler, generator, shard, torch_seed
 from unida.errors import UserError
-from unida.methods.base import Domain, Method, SourceBatch, TargetBatch
+from unida.methods.base import Domain, Method, Requests, SourceBatch, TargetBatch
 from unida.pretext.instance_count import InstanceCount, PretextBatch
+from unida.processes import share_buffers
 from unida.progress import progress
 from unida.training.checkpoint import load_checkpoint, save_checkpoint
 from unida.training.logging import MetricsLog
@@ -29,6 +31,7 @@ from unida.training.optim import build_optimisers, set_learning_rate
 log = logging.getLogger("unida")
 
 SWEEP_BATCH = 64
+NO_REQUESTS: Requests = MappingProxyType({})
 
 
 class Interrupted(Exception):
@@ -50,15 +53,20 @@ class BatchStream:
         config: Config,
         fabric: Fabric,
         pretext: InstanceCount | None = None,
+        balanced_source: bool = True,
     ) -> None:
         self.pretext = pretext
         size, self.seed = config.training.batch_size, config.training.seed
         self.source, self.target, self.inputs = source, target, inputs
         self.rank, self.processes = fabric.global_rank, fabric.world_size
-        self.source_sampler = BalancedSampler(source.labels, size, self.seed)
+        self.source_sampler = (
+            BalancedSampler(source.labels, size, self.seed)
+            if balanced_source
+            else ShuffledSampler(len(source.pixels), size, self.seed, "source epoch")
+        )
         self.target_sampler = ShuffledSampler(len(target.pixels), size, self.seed)
 
-    def batch(self, step: int) -> tuple[SourceBatch, TargetBatch]:
+    def batch(self, step: int, requests: Requests = NO_REQUESTS) -> tuple[SourceBatch, TargetBatch]:
         source_index, target_index = self.source_sampler.batch(step), self.target_sampler.batch(step)
         part = shard(source_index, self.rank, self.processes)
         source_draw = generator(self.seed, "source view", step)
@@ -75,13 +83,28 @@ class BatchStream:
                 labels=on_device(self.source.labels[source_index[part]]),
                 indices=on_device(source_index[part]),
                 pretext=self._pretext("source", step, source_images, source_index, part),
+                extra=self._requested("source", step, requests),
             ),
             TargetBatch(
                 images=target_images,
                 indices=on_device(target_index[part]),
                 pretext=self._pretext("target", step, target_images, target_index, part),
+                extra=self._requested("target", step, requests),
             ),
         )
+
+    def _requested(self, domain: Domain, step: int, requests: Requests) -> dict[str, Tensor]:
+        """Training views of the images that a method asked for, all of them on every process.
+
+        Losses on them are then the same on each, and so is their mean: a loss over classes cannot be cut into shares
+        as a mean over images can.
+        """
+        pixels = (self.source if domain == "source" else self.target).pixels
+        views = {}
+        for name, index in requests.get(domain, {}).items():
+            draw = generator(self.seed, f"{domain} view, {name}", step)
+            views[name] = self.inputs.training_view(pixels, index, draw, slice(0, None))
+        return views
 
     def _pretext(self, domain: str, step: int, images: Tensor, index: np.ndarray, part: slice) -> PretextBatch | None:
         """The domain's batch of the method's pretext task, from a stream of its own: other draws stay as they are."""
@@ -105,6 +128,10 @@ class _Looking:
 
     def __init__(self, method: Method, stream: BatchStream) -> None:
         self.method, self.stream = method, stream
+
+    @property
+    def source_labels(self) -> Tensor:
+        return torch.from_numpy(self.stream.source.labels).to(self.stream.inputs.device)
 
     def __call__(
         self, domain: Domain, compute: Callable[[Tensor], Tensor] | None = None, limit: int | None = None
@@ -149,6 +176,7 @@ class Training:
         steps, checkpoint_every = config.training.steps, config.output.checkpoint_every
         assert steps is not None and checkpoint_every is not None  # resolved when the run was made
         self.steps, self.checkpoint_every = steps, checkpoint_every
+        method.begin(steps, config.training.seed)
         optimisers = build_optimisers(method, config.training)
         self.wrapped, *ready = fabric.setup(method, *optimisers.values())
         self.optimisers: dict[str, Any] = dict(zip(optimisers, ready, strict=True))
@@ -195,7 +223,7 @@ class Training:
         return 2 * self.config.training.batch_size * self.steps_here / self.seconds if self.seconds else 0.0
 
     def _step(self, step: int) -> dict[str, Tensor]:
-        batch = self.stream.batch(step)
+        batch = self.stream.batch(step, self.method.requests(step))
         losses: dict[str, Tensor] = {}
         for turn in self.optimisers:
             losses |= self._take_turn(turn, batch, step)
@@ -203,7 +231,7 @@ class Training:
 
     def _take_turn(self, turn: str, batch: tuple[SourceBatch, TargetBatch], step: int) -> dict[str, Tensor]:
         training, optimiser = self.config.training, self.optimisers[turn]
-        set_learning_rate(optimiser, step, self.steps)
+        set_learning_rate(optimiser, step, self.steps, self.method.lr_decay)
         purpose = "step" if turn == self.method.turns[0] else f"step {turn}"  # dropout and the like
         torch.manual_seed(torch_seed(training.seed, purpose, step, self.fabric.global_rank))
         losses: dict[str, Tensor] = self.wrapped(*batch, step, turn)
@@ -220,9 +248,12 @@ class Training:
 
     @torch.no_grad()
     def _round(self) -> None:
+        """Every process does it all. They start from the same statistics, and go on with the main one's findings."""
         self.method.eval()
+        share_buffers(self.fabric, self.method)
         with self.fabric.autocast():
             self.method.on_round(self.done, _Looking(self.method, self.stream))
+        share_buffers(self.fabric, self.method)
         self.method.train()
 
     def _logging_now(self, done: int) -> bool:

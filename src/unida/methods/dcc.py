@@ -1,0 +1,294 @@
+"""DCC: Domain Consensus Clustering for Universal Domain Adaptation (Li et al., CVPR 2021).
+
+    f: backbone → Linear → BatchNorm, the "neck" feature       classifier: f → C, with a bias
+    M: a memory of target prototypes, one unit vector per cluster
+
+    before the first step, and fifteen times in a run:
+        cluster the target for growing K, and keep the K whose clusters agree best with the source's classes
+        a class and a cluster that are each other's nearest are matched; M ← the clusters' centres
+    every step:
+        L = CE(source batch)                              shuffled, not balanced
+          + λ · CDD(f_s, f_t) + CE(f_s)                   some matched classes, some images of each in both domains
+          + ramp(t) · CE(cos(f_t, M) / 0.1, cluster)      some clusters, some images of each; they move M first
+    a target image is argmax classifier if its nearest prototype's cluster is matched (to whichever class), or unknown
+
+If every cluster is matched, nothing is unknown: the problem is taken as closed-set. If none is, everything is unknown;
+training goes on without CDD. Before the first clustering (in a warm-up) the classifier answers alone.
+
+The unknown score is the softmax between two prototypes, the nearest unmatched one and the nearest matched one, at the
+memory loss's temperature: above ½ exactly if the unmatched one is nearer.
+
+Differences from the released code: it can draw a class twice into one batch and then push it away from itself; here the
+classes of a batch differ, and there are fewer if fewer are matched. It keeps 10 logits without images in Office-31's
+open-set setting, and reports an HOS of 0 where every cluster is matched; here neither. Its ramp and learning rate are
+cut off after 3,000 steps; here they are stretched to the run's length and end at the same values. k-means is seeded
+otherwise (`unida.clustering`). It resizes the short side: `--resize short`.
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from unida.clustering import Clusters, Consensus, consensus, kmeans_from, search_number_of_clusters, source_centres
+from unida.data.sampling import generator
+from unida.errors import UserError
+from unida.losses.cdd import contrastive_domain_discrepancy
+from unida.losses.prototype_memory import memory_loss, ramp, update_memory
+from unida.methods.base import Method, Requests, Scores, SourceBatch, Sweep, TargetBatch
+from unida.models.backbone import Backbone
+
+log = logging.getLogger("unida")
+
+NO_CLUSTER, UNMATCHED = -2, -1  # in place of the class that a row of the memory is matched to
+FEWEST_STEPS = 10  # between two clusterings: with fewer, the features have hardly moved
+MATCHED, CLUSTERED = "matched classes", "clusters"  # names of the requested images
+
+
+@dataclass(frozen=True)
+class DCCOptions:
+    bottleneck: int = 256
+    """Size of the feature that is clustered (DCC's code)."""
+    discrepancy_weight: float = 0.1
+    """λ, weight of the contrastive domain discrepancy (DCC's code, all data sets)."""
+    temperature: float = 0.1
+    """Of the softmax over prototypes (DCC, paper and code)."""
+    classes_per_batch: int = 10
+    """Matched classes, and clusters, that a step shows (DCC's code: 10 for Office-31, 6 for Office-Home)."""
+    images_per_class: int = 3
+    """Images of each in a domain; a matched cluster has more than that (DCC's code: Office-31 3, Office-Home 6)."""
+    cluster_interval: int = 2
+    """Step of the search for the number of clusters (DCC's code: 2 for Office-31, 5 for Office-Home)."""
+    clusters_per_class: int = 3
+    """The search ends at this many times the source's classes (DCC's code: 3 for Office-31, 5 for Office-Home)."""
+    cluster_every: int = 0
+    """Steps between two clusterings; 0: a fifteenth of the run, at least 10 (DCC's code: 200 of 3,000)."""
+    warm_up: int = 0
+    """Steps on the source alone; the next clustering ends them (DCC's code: 0 for Office-31, 400 for Office-Home)."""
+
+
+class Groups(NamedTuple):
+    """The images of the last clustering, by what they show. On the host, where indices are drawn."""
+
+    clusters: list[np.ndarray]  # target images of each cluster
+    classes: list[int]  # that are matched
+    source: list[np.ndarray]  # source images of each of these classes
+    target: list[np.ndarray]  # target images of the cluster that it is matched to
+
+
+class Drawn(NamedTuple):
+    """A step's images: n of each class or cluster, one class after the other."""
+
+    classes: np.ndarray  # (P,) all different
+    source: np.ndarray  # (P n,) indices
+    target: np.ndarray  # (P n,)
+    clusters: np.ndarray  # (Z,) all different
+    clustered: np.ndarray  # (Z n,)
+
+
+class DCC(Method):
+    name = "dcc"
+    title = "Clusters of the target that agree with classes of the source; the others are unknown"
+    paper = "Li et al., Domain Consensus Clustering, CVPR 2021"
+    settings = "CDA, PDA, OSDA, UniDA"
+    Options = DCCOptions
+    default_lr = 1e-3  # the backbone's is a tenth of it: DCC's code has η = 1e-4 for Office-31, and 10 η for new layers
+
+    balanced_source = False
+    lr_decay = 3.0  # (1 + 10 t/10,000)^−0.75 up to t = 3,000 (DCC's code)
+
+    memory: Tensor  # (K_max, d) unit rows, zeros where there is no cluster
+    matched_class: Tensor  # (K_max,) int64: the class that a cluster is matched to, UNMATCHED or NO_CLUSTER
+    assignment: Tensor  # (N_t,) int64: the cluster of each target image
+    source_labels: Tensor  # (N_s,) int64
+    rounds: Tensor  # () int64: clusterings so far
+    settled: Tensor  # () int64: 1 when two of them in a row had the same K, and it is not searched for any more
+
+    def __init__(self, backbone: Backbone, num_classes: int, options: DCCOptions) -> None:
+        super().__init__(backbone, num_classes, options)
+        _refuse_bad_numbers(options)
+        self.bottleneck = nn.Sequential(
+            nn.Linear(backbone.num_features, options.bottleneck), nn.BatchNorm1d(options.bottleneck)
+        )
+        self.classifier = nn.Linear(options.bottleneck, num_classes)
+        for layer in backbone.modules():
+            if isinstance(layer, nn.BatchNorm2d) and layer.affine:  # fixed, though statistics are the batch's
+                layer.requires_grad_(False)
+        self.max_clusters = max(options.clusters_per_class * num_classes, options.cluster_interval)
+        self.register_buffer("memory", torch.zeros(self.max_clusters, options.bottleneck))
+        self.register_buffer("matched_class", torch.full((self.max_clusters,), NO_CLUSTER))
+        self.register_buffer("assignment", torch.zeros(0, dtype=torch.int64))
+        self.register_buffer("source_labels", torch.zeros(0, dtype=torch.int64))
+        self.register_buffer("rounds", torch.tensor(0))
+        self.register_buffer("settled", torch.tensor(0))
+        self._groups: Groups | None = None  # kept only to save time: the buffers tell them
+
+    def begin(self, steps: int, seed: int) -> None:
+        super().begin(steps, seed)
+        self.round_every = self.options.cluster_every or max(FEWEST_STEPS, round(steps * 200 / 3000))
+
+    def features(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) → (B, d), the neck."""
+        neck: Tensor = self.bottleneck(self.backbone(images))
+        return neck
+
+    def training_step(self, source: SourceBatch, target: TargetBatch, step: int) -> dict[str, Tensor]:
+        if len(source.labels) < 2:
+            raise UserError("--batch-size: dcc normalises over the batch, and needs 2 images or more in each process")
+        # One pass for each domain and purpose: BatchNorm must not mix their statistics.
+        losses = {"closed": self._cross_entropy(self.features(source.images), source.labels)}
+        if MATCHED in source.extra:
+            losses |= self._matched_losses(source.extra[MATCHED], target.extra[MATCHED], step)
+        if CLUSTERED in target.extra:
+            losses["memory"] = ramp(step, self.steps) * self._memory_loss(target.extra[CLUSTERED], step)
+        found = {"clusters": len(self.groups().clusters), "matched": len(self.groups().classes)}
+        self.watched |= {name: torch.tensor(number, device=source.labels.device) for name, number in found.items()}
+        return losses
+
+    def _matched_losses(self, source_images: Tensor, target_images: Tensor, step: int) -> dict[str, Tensor]:
+        classes = torch.from_numpy(self.drawn(step).classes).to(source_images.device)
+        source, target = self.features(source_images), self.features(target_images)
+        blocks = (len(classes), self.options.images_per_class, -1)
+        discrepancy = contrastive_domain_discrepancy(
+            source.view(blocks), target.view(blocks), num_matched=len(self.groups().classes)
+        )
+        labels = classes.repeat_interleave(self.options.images_per_class)
+        return {
+            "discrepancy": self.options.discrepancy_weight * discrepancy,
+            "closed_matched": self._cross_entropy(source, labels),  # the source's loss a second time (DCC's code)
+        }
+
+    def _memory_loss(self, images: Tensor, step: int) -> Tensor:
+        drawn = torch.from_numpy(self.drawn(step).clusters).to(images.device)
+        clusters = drawn.repeat_interleave(self.options.images_per_class)
+        features = self.features(images)
+        K = len(self.groups().clusters)
+        memory = update_memory(self.memory[:K], features, clusters)
+        self.memory[:K] = memory
+        return memory_loss(memory, features, clusters, self.options.temperature)
+
+    def _cross_entropy(self, features: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(self.classifier(features).float(), labels)
+
+    def requests(self, step: int) -> Requests:
+        drawn = self.drawn(step)
+        source, target = {}, {}
+        if len(drawn.classes):
+            source[MATCHED], target[MATCHED] = drawn.source, drawn.target
+        if len(drawn.clusters):
+            target[CLUSTERED] = drawn.clustered
+        return {"source": source, "target": target}
+
+    def drawn(self, step: int) -> Drawn:
+        """Classes and clusters without repetition, images within each with repetition, as in DCC's code."""
+        groups, count, n = self.groups(), self.options.classes_per_batch, self.options.images_per_class
+        draw = generator(self.seed, MATCHED, step)
+        places = draw.permutation(len(groups.classes))[:count]
+        source = _some_of_each([groups.source[i] for i in places], n, draw)
+        target = _some_of_each([groups.target[i] for i in places], n, draw)
+        draw = generator(self.seed, CLUSTERED, step)
+        clusters = draw.permutation(len(groups.clusters))[:count]
+        clustered = _some_of_each([groups.clusters[k] for k in clusters], n, draw)
+        return Drawn(np.array(groups.classes, dtype=np.int64)[places], source, target, clusters, clustered)
+
+    def groups(self) -> Groups:
+        if self._groups is None:
+            assignment, labels = self.assignment.cpu().numpy(), self.source_labels.cpu().numpy()
+            class_of = self.matched_class[self.matched_class != NO_CLUSTER].tolist()
+            clusters = [np.flatnonzero(assignment == k) for k in range(len(class_of))]
+            pairs = sorted((label, k) for k, label in enumerate(class_of) if label != UNMATCHED)
+            self._groups = Groups(
+                clusters=clusters,
+                classes=[label for label, _ in pairs],
+                source=[np.flatnonzero(labels == label) for label, _ in pairs],
+                target=[clusters[k] for _, k in pairs],
+            )
+        return self._groups
+
+    @torch.no_grad()
+    def on_round(self, step: int, sweep: Sweep) -> None:
+        if step < self.options.warm_up:
+            return
+        source, target, labels = sweep("source"), sweep("target"), sweep.source_labels
+        with torch.autocast(source.device.type, enabled=False):  # 16 bits cannot tell near centres apart
+            source, target = F.normalize(source, dim=1), F.normalize(target, dim=1)
+            clusters, agreement = self._cluster(source, labels, target)
+        K = len(clusters.centres)
+        self.settled |= int(len(self.groups().clusters) == K)
+        self.rounds += 1
+        sizes = torch.bincount(clusters.assignment)
+        pairs = agreement.pairs[sizes[agreement.pairs[:, 1]] > self.options.images_per_class]
+        self.memory.zero_()[:K] = F.normalize(clusters.centres, dim=1)
+        self.matched_class.fill_(NO_CLUSTER)[:K] = UNMATCHED
+        self.matched_class[pairs[:, 1]] = pairs[:, 0]
+        self.assignment, self.source_labels = clusters.assignment, labels
+        self._groups = None
+        log.info("step %d: %d clusters of the target, %d of them matched with classes", step, K, len(pairs))
+
+    def _cluster(self, source: Tensor, labels: Tensor, target: Tensor) -> tuple[Clusters, Consensus]:
+        """With unit features: k-means with the K that consensus chooses, or from the memory once K is settled."""
+        centres = source_centres(source, labels, self.num_classes)
+        if self.settled:
+            clusters = kmeans_from(target, self.memory[: len(self.groups().clusters)])
+            return clusters, consensus(source, labels, centres, target, clusters.assignment, clusters.centres)
+        interval = self.options.cluster_interval
+        found = search_number_of_clusters(
+            source,
+            labels,
+            centres,
+            target,
+            start=interval if self.rounds else self.num_classes,
+            interval=interval,
+            maximum=self.options.clusters_per_class * self.num_classes,
+            seed=self.seed,
+        )
+        return found.clusters, found.consensus
+
+    def score(self, features: Tensor) -> Scores:
+        logits = self.classifier(features).float()
+        with torch.autocast(features.device.type, enabled=False):  # as the memory loss compares them
+            cosines = F.normalize(features.float(), dim=1) @ self.memory.T
+        never = float("-inf")
+        matched = cosines.masked_fill(self.matched_class < 0, never).amax(dim=1)
+        unmatched = cosines.masked_fill(self.matched_class != UNMATCHED, never).amax(dim=1)
+        margin = torch.where(unmatched == never, never, unmatched - matched)  # without clusters, −∞ as well
+        unknown = torch.sigmoid(margin / self.options.temperature)
+        just_above = self.unknown_threshold + torch.finfo(torch.float32).eps  # rounding must not decide
+        return Scores(logits, torch.where(margin > 0, unknown.clamp(min=just_above), unknown))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        """How many images there are is known to the run that is restored, not to a method that was made just now."""
+        for name in ("assignment", "source_labels"):
+            if (saved := state_dict.get(prefix + name)) is not None:
+                setattr(self, name, getattr(self, name).new_zeros(saved.shape))
+        self._groups = None
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+
+
+def _some_of_each(groups: list[np.ndarray], count: int, draw: np.random.Generator) -> np.ndarray:
+    """(G · count,) members of the groups, drawn with repetition."""
+    members = [group[draw.integers(len(group), size=count)] for group in groups]
+    return np.concatenate([np.empty(0, dtype=np.int64), *members])
+
+
+def _refuse_bad_numbers(options: DCCOptions) -> None:
+    least = {
+        "bottleneck": 1,
+        "classes_per_batch": 1,
+        "images_per_class": 2,  # BatchNorm needs two, and a class that is alone in a batch is a batch
+        "cluster_interval": 1,
+        "clusters_per_class": 1,
+        "cluster_every": 0,
+        "warm_up": 0,
+    }
+    for name, number in least.items():
+        if getattr(options, name) < number:
+            raise UserError(f"--{name.replace('_', '-')} is {getattr(options, name)}: it must be {number} or more")
+    if not 0 < options.temperature < float("inf"):
+        raise UserError(f"--temperature is {options.temperature}: it must be above 0, and finite")
+    if not 0 <= options.discrepancy_weight < float("inf"):
+        raise UserError(f"--discrepancy-weight is {options.discrepancy_weight}: it must not be below 0, and finite")
