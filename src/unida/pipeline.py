@@ -18,6 +18,7 @@ from unida.evaluation.metrics import OpenSetResult, open_set_metrics
 from unida.evaluation.predict import Predictions, name_answers
 from unida.evaluation.truth import Truth, read_truth
 from unida.methods.base import Method
+from unida.methods.spa_options import leaves_parameters_unused
 from unida.modelfile import build_method, save_model
 from unida.models.features import FeatureInputs
 from unida.models.shelf import stem_of
@@ -40,7 +41,7 @@ class _Domains:
 
 def execute(config: Config) -> Path:
     """Carry out a run, or the rest of one that was interrupted."""
-    fabric = open_fabric(config.training)
+    fabric = open_fabric(config.training, leaves_parameters_unused(config.spa))
     fabric.launch()
     keep_freed_memory()
     is_main = fabric.is_global_zero
@@ -155,7 +156,7 @@ def _train_and_report(fabric: Fabric, method: Method, domains: _Domains, config:
     if method.backbone.frozen_at is None:  # every step looks at pixels
         source = replace(source, pixels=source.pixels.in_memory(fabric.world_size))
         target = replace(target, pixels=target.pixels.in_memory(fabric.world_size))
-    stream = BatchStream(source, target, inputs, config, fabric, method.pretext, method.balanced_source)
+    stream = BatchStream(source, target, inputs, config, fabric, method.pretext)
     if config.training.compile:
         method.backbone.compile()
     training = Training(fabric, method, stream, config, folder, evaluate if domains.truth is not None else None)

@@ -19,8 +19,13 @@ from unida.errors import UserError
 T = TypeVar("T")
 
 
-def open_fabric(training: TrainingOptions) -> Fabric:
-    """Fabric for a run, not yet launched; an accelerator or a precision that is not there is a UserError."""
+def open_fabric(training: TrainingOptions, parameters_unused: bool = False) -> Fabric:
+    """Fabric for a run, not yet launched; an accelerator or a precision that is not there is a UserError.
+
+    Args:
+        parameters_unused: some update leaves parameters without a gradient. Processes then look for them every time,
+            in place of waiting for their gradients.
+    """
     devices, nodes = training.devices, training.num_nodes
     if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun has started the processes: it says how many there are
         devices = int(os.environ["LOCAL_WORLD_SIZE"])
@@ -33,7 +38,9 @@ def open_fabric(training: TrainingOptions) -> Fabric:
             num_nodes=nodes,
             precision=training.precision,
             # While the main process decodes and computes features, which may take hours, the others wait for it.
-            strategy=DDPStrategy(timeout=timedelta(days=7)) if devices * nodes > 1 else "auto",
+            strategy=DDPStrategy(timeout=timedelta(days=7), find_unused_parameters=parameters_unused)
+            if devices * nodes > 1
+            else "auto",
         )
     except (ValueError, RuntimeError) as error:  # a name that does not exist, or a device that is not there
         reason = " ".join(str(error).split()).rstrip(".")

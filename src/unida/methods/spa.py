@@ -30,10 +30,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from unida.analysis.measures import prototype_alignment_score
 from unida.clustering import kmeans
 from unida.data.sampling import generator, torch_seed
 from unida.errors import UserError
-from unida.methods.base import Domain, Method, ParameterGroups, Requests, Scores, SourceBatch, Sweep, TargetBatch
+from unida.methods.base import Domain, Method, ParameterGroups, Scores, SourceBatch, Sweep, TargetBatch
 from unida.methods.spa_options import SPAOptions
 from unida.models.backbone import POOLED, Backbone
 from unida.models.words import Words, entropy, histogram, word_entropy
@@ -56,15 +57,19 @@ class WordBackbone(nn.Module):
         super().__init__()
         self.backbone, self.options = backbone, options
         self.tap = options.spa_tap or backbone.taps[-1]
-        _refuse_frozen_tap(backbone, self.tap)
+        _refuse_frozen_tap(backbone, self.tap, said=options.spa_tap is not None)
         channels = backbone.num_features if backbone.frozen_at == POOLED else backbone.channels(self.tap)
         count = options.spa_vocabulary
         assert count is not None and options.spa_similarity is not None and options.spa_temperature is not None
         self.words = Words(channels, count, options.spa_similarity, options.spa_temperature)
-        self.words.prototypes.requires_grad_(options.spa_learn == "on" or options.spa_goal_words == "on")
-        self.normalise = nn.BatchNorm1d(count) if options.spa_scale == "batchnorm" else None
-        histogram_size = count if options.spa_words == "on" else 0
-        alone = options.spa_words == "on" and options.spa_place == "instead"
+        in_feature = options.spa_words == "on"
+        has_losses = options.spa_pretext == "on" or options.spa_entropy == "on"
+        self.goal_learns = in_feature and options.spa_goal_words == "on"
+        self.pretext_learns = has_losses and options.spa_learn == "on"
+        self.words.prototypes.requires_grad_(self.goal_learns or self.pretext_learns)
+        self.normalise = nn.BatchNorm1d(count) if in_feature and options.spa_scale == "batchnorm" else None
+        histogram_size = count if in_feature else 0
+        alone = in_feature and options.spa_place == "instead"
         self.num_features = histogram_size + (0 if alone else backbone.num_features)
         self.seen: list[tuple[Tensor, Tensor]] | None = None  # while recording, what `forward` met
 
@@ -78,16 +83,16 @@ class WordBackbone(nn.Module):
         if options.spa_words == "off" or options.spa_place == "beside":
             parts.append(self._pooled(state))
         if options.spa_words == "on":
-            parts.append(self.scaled(histogram(self.words(features, updating=options.spa_goal_words == "on"))))
+            parts.append(self.scaled(histogram(self.words(features, updating=self.goal_learns))))
         return torch.cat(parts, dim=1)
 
     def map(self, images: Tensor) -> Tensor:
         """The features that words are read from: (B, D, H, W)."""
         return map_at(self.backbone, self.backbone.state(images, upto=self.tap), self.tap)
 
-    def log_words(self, images: Tensor) -> Tensor:
-        """log φ of images: (B, U, K)."""
-        return self.words(self.map(images))
+    def log_words(self, features: Tensor) -> Tensor:
+        """log φ of a map (B, D, H, W) for the losses on words themselves: (B, U, K)."""
+        return self.words(features, updating=self.pretext_learns)
 
     def _pooled(self, state: Tensor) -> Tensor:
         backbone = self.backbone
@@ -121,11 +126,14 @@ def map_at(backbone: Backbone, state: Tensor, tap: str) -> Tensor:
     return state[:, :, None, None] if backbone.frozen_at == POOLED else backbone.spatial(state, tap)
 
 
-def _refuse_frozen_tap(backbone: Backbone, tap: str) -> None:
+def _refuse_frozen_tap(backbone: Backbone, tap: str, said: bool) -> None:
     frozen = backbone.frozen_at
+    if frozen == POOLED and said:
+        raise UserError(f"--spa.tap {tap} is lost with --train head, which keeps pooled vectors only: leave it out")
     if frozen in backbone.taps and tap in backbone.taps and backbone.taps.index(tap) <= backbone.taps.index(frozen):
         raise UserError(
-            f"--spa.tap {tap} is not behind --tap {frozen}, up to which the backbone is frozen: choose a later tap"
+            f"--spa.tap {tap} is not behind --tap {frozen}, up to which the backbone is frozen: choose a later tap for "
+            "the words, or an earlier one to freeze"
         )
 
 
@@ -144,11 +152,11 @@ class SPA(Method):
     ) -> None:
         nn.Module.__init__(self)  # the backbone belongs to the method below
         self.options, self.num_classes = options, num_classes
-        self.watched = {}
         torch.manual_seed(torch_seed(seed, "words"))
         words: Any = WordBackbone(backbone, options)
         torch.manual_seed(torch_seed(seed, "new layers"))
         self.base = kind(words, num_classes, hyper)
+        self.watched = self.base.watched
         grid, bins = options.spa_grid, options.spa_bins
         assert grid is not None and bins is not None
         task = InstanceCount(grid)
@@ -156,14 +164,14 @@ class SPA(Method):
         self.count = nn.Linear(len(words.words.prototypes), task.cells)  # f_n
         self.register_buffer("bins", torch.tensor(parse_bins(bins, task.cells)))
         self.pretext = task if options.spa_pretext == "on" else None
+        self.count.requires_grad_(self.pretext is not None)
         self.unknown_threshold = self.base.unknown_threshold
-        self.balanced_source = self.base.balanced_source
-        self.default_lr, self.lr_decay = self.base.default_lr, self.base.lr_decay
         prepares = options.spa_init == "kmeans" or (self.pretext is not None and bins == "auto")
         self.round_every = self.base.round_every or (ONCE if prepares else 0)
         self._joint = options.spa_updates == "joint"
         self._learns = self.pretext is not None or options.spa_entropy == "on"
-        self.turns = ("goal", "pretext") if self._learns and not self._joint else ("goal",)
+        in_turns = self._learns and not self._joint and any(self.parameter_groups("pretext"))
+        self.turns = ("goal", "pretext") if in_turns else ("goal",)
         # No part of the model: outside of its parameters, of checkpoints and of the model file.
         anchors = options.spa_anchored == "on" and options.spa_entropy == "on"
         self._pretrained: tuple[Backbone, ...] = (copy.deepcopy(backbone),) if anchors else ()
@@ -177,26 +185,17 @@ class SPA(Method):
     def backbone(self) -> Backbone:  # type: ignore[override]
         return self.words.backbone
 
-    def begin(self, steps: int, seed: int) -> None:
-        super().begin(steps, seed)
-        self.base.begin(steps, seed)
-        self.round_every = self.base.round_every or self.round_every
-
-    def requests(self, step: int) -> Requests:
-        return self.base.requests(step)
-
     def parameter_groups(self, turn: str = "goal") -> ParameterGroups:
         """Eq. 8: the goal updates h and f_g; pretext and entropy update h, V and f_n."""
         backbone = [p for p in self.backbone.parameters() if p.requires_grad]
-        below = {id(p) for p in self.words.backbone.parameters()}
-        of_words = [p for p in (self.words.words.prototypes, *self.count.parameters()) if p.requires_grad]
-        ids = below | {id(p) for p in of_words}
-        heads = [p for p in self.base.parameters() if p.requires_grad and id(p) not in ids]
+        V, f_n = self.words.words.prototypes, [p for p in self.count.parameters() if p.requires_grad]
+        apart = {id(p) for p in (*self.backbone.parameters(), V)}
+        heads = [p for p in self.base.parameters() if p.requires_grad and id(p) not in apart]
         if turn == "pretext":
-            return ParameterGroups(backbone, of_words)
-        with_words = self._joint and self._learns
-        words_alone = [self.words.words.prototypes] if self.options.spa_goal_words == "on" else []
-        return ParameterGroups(backbone, [*heads, *(of_words if with_words else words_alone)])
+            return ParameterGroups(backbone, [V, *f_n] if self.words.pretext_learns else f_n)
+        if self._joint and self._learns:
+            return ParameterGroups(backbone, [*heads, V, *f_n] if V.requires_grad else [*heads, *f_n])
+        return ParameterGroups(backbone, [*heads, V] if self.words.goal_learns else heads)
 
     def turn_losses(self, turn: str, source: SourceBatch, target: TargetBatch, step: int) -> dict[str, Tensor]:
         if turn == "pretext":
@@ -228,13 +227,15 @@ class SPA(Method):
 
     def _entropy_loss(self, source: SourceBatch, target: TargetBatch, seen: list[tuple[Tensor, Tensor]]) -> Tensor:
         """The mean over the un-shuffled images of both domains; batches of the two are of one size."""
-        means, logs = [], []
+        means, maps, logs = [], [], []
         for images in (source.images, target.images):
-            maps = [features for met, features in seen if met is images]
-            log_words = self.words.words(maps[0] if maps else self.words.map(images))
+            features = next((features for met, features in seen if met is images), None)
+            features = self.words.map(images) if features is None else features
+            log_words = self.words.log_words(features)
             means.append(self._anchored_entropy(log_words, images) if self._pretrained else word_entropy(log_words))
+            maps.append(features.detach())
             logs.append(log_words.detach())
-        self._watch(torch.cat(logs))
+        self._watch(torch.cat(maps), torch.cat(logs))
         return torch.stack(means).mean()
 
     def _anchored_entropy(self, log_words: Tensor, images: Tensor) -> Tensor:
@@ -254,16 +255,17 @@ class SPA(Method):
         return self.words.words(map_at(backbone, backbone.state(images, upto=tap), tap)).argmax(dim=-1)
 
     def _count_loss(self, batch: PretextBatch, domain: str) -> Tensor:
-        shares = histogram(self.words.log_words(batch.images))
+        shares = histogram(self.words.log_words(self.words.map(batch.images)))
         logits = self.count(shares * shares.shape[1]).float()  # times K: as the heads, f_n needs numbers around 1
         labels = self.bins[batch.labels]
         self.watched[f"count_accuracy_{domain}"] = (logits.detach().argmax(dim=1) == labels).float().mean()
         return F.cross_entropy(logits, labels)
 
-    def _watch(self, log_words: Tensor) -> None:
-        """Signs of a collapse: all locations sure, and all of the same few words."""
+    def _watch(self, features: Tensor, log_words: Tensor) -> None:
+        """The paper's PAS, which is to rise; and signs of a collapse: all locations sure, all of the same few words."""
         usage = log_words.exp().mean(dim=(0, 1))
         self.watched |= {
+            "pas": prototype_alignment_score(features, self.words.words.prototypes.detach()).mean(),
             "word_entropy": word_entropy(log_words),
             "usage_entropy": entropy(usage),
             "words_in_use": entropy(usage).exp(),  # the number of words that an even use of that entropy has
@@ -297,7 +299,8 @@ class SPA(Method):
         entropies, instances = [], []
         for domain in DOMAINS:
             for batch in sweep.pretext(domain, BATCHES_FOR_BINS):
-                entropies.append(entropy(histogram(self.words.log_words(batch.images))).float().cpu().numpy())
+                shares = histogram(self.words.log_words(self.words.map(batch.images)))
+                entropies.append(entropy(shares).cpu().numpy())
                 instances.append(batch.labels.cpu().numpy() + 1)
         task = self.pretext
         assert task is not None
