@@ -156,7 +156,7 @@ def _train_and_report(fabric: Fabric, method: Method, domains: _Domains, config:
     if method.backbone.frozen_at is None:  # every step looks at pixels
         source = replace(source, pixels=source.pixels.in_memory(fabric.world_size))
         target = replace(target, pixels=target.pixels.in_memory(fabric.world_size))
-    stream = BatchStream(source, target, inputs, config, fabric, method.pretext)
+    stream = BatchStream(source, target, inputs, config, fabric, method.pretext, method.balanced_source)
     if config.training.compile:
         method.backbone.compile()
     training = Training(fabric, method, stream, config, folder, evaluate if domains.truth is not None else None)

@@ -34,7 +34,7 @@ from unida.analysis.measures import prototype_alignment_score
 from unida.clustering import kmeans
 from unida.data.sampling import generator, torch_seed
 from unida.errors import UserError
-from unida.methods.base import Domain, Method, ParameterGroups, Scores, SourceBatch, Sweep, TargetBatch
+from unida.methods.base import Domain, Method, ParameterGroups, Requests, Scores, SourceBatch, Sweep, TargetBatch
 from unida.methods.spa_options import SPAOptions
 from unida.models.backbone import POOLED, Backbone
 from unida.models.words import Words, entropy, histogram, word_entropy
@@ -166,6 +166,8 @@ class SPA(Method):
         self.pretext = task if options.spa_pretext == "on" else None
         self.count.requires_grad_(self.pretext is not None)
         self.unknown_threshold = self.base.unknown_threshold
+        self.balanced_source = self.base.balanced_source
+        self.default_lr, self.lr_decay = self.base.default_lr, self.base.lr_decay
         prepares = options.spa_init == "kmeans" or (self.pretext is not None and bins == "auto")
         self.round_every = self.base.round_every or (ONCE if prepares else 0)
         self._joint = options.spa_updates == "joint"
@@ -184,6 +186,14 @@ class SPA(Method):
     @property
     def backbone(self) -> Backbone:  # type: ignore[override]
         return self.words.backbone
+
+    def begin(self, steps: int, seed: int) -> None:
+        super().begin(steps, seed)
+        self.base.begin(steps, seed)
+        self.round_every = self.base.round_every or self.round_every
+
+    def requests(self, step: int) -> Requests:
+        return self.base.requests(step)
 
     def parameter_groups(self, turn: str = "goal") -> ParameterGroups:
         """Eq. 8: the goal updates h and f_g; pretext and entropy update h, V and f_n."""
