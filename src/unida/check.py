@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from lightning_fabric import Fabric
 
+from unida.analysis.auto_tap import choose_taps, has_open_tap, with_taps
 from unida.config import Config
 from unida.data.augment import Preprocess
 from unida.data.cache import Pixels
@@ -38,6 +39,8 @@ def check_run(config: Config) -> list[str]:
     benchmark_pair(config.data)
     source, target = open_domains(config.data)
     lines = [*_describe(source, target), *_near_copies(source.pixels, target.pixels)]
+    if has_open_tap(config):
+        config = with_taps(config, *choose_taps(config, source, target, fabric.device))
     with torch.random.fork_rng():
         method = build_method(config, len(source.classes)).to(fabric.device)
         cost = _measure(fabric, method, source, target, config)

@@ -23,6 +23,8 @@ from unida.files import write_text
 from unida.methods import METHODS
 from unida.methods.spa_options import SPAOptions, flag, resolve
 
+AUTO = "auto"  # of --tap and --spa.tap: measured when the run starts (unida.analysis.auto_tap)
+
 
 def default_cache() -> Path:
     """Where decoded images are kept: $UNIDA_CACHE, or the user's cache folder."""
@@ -82,7 +84,8 @@ class ModelOptions:
     """all: fine-tune everything; tail: freeze up to --tap, keep its features and train what follows, in minutes on a
     CPU; head: freeze the whole backbone."""
     tap: Annotated[str | None, _shown("NAME", "(default: before the backbone's last stage)")] = None
-    """Where --train tail cuts the backbone."""
+    """Where --train tail cuts the backbone. auto: by Definition 1 of the SPA paper, from a few hundred images and no
+    target label; where a line tells the domains apart at every tap, as on Office-31, that is close to a guess."""
     views: int = 4
     """Random crops and mirrors of each image that --train tail and head keep features of."""
     feature_format: Literal["fp16", "bf16"] = "fp16"
@@ -243,7 +246,16 @@ def check(config: Config) -> Config:
     if output.oracle_best and not output.eval_every:
         raise UserError("--oracle-best compares evaluations: say how often with --eval-every N")
     resolve(config.spa)  # refuses what cannot work
+    _refuse_lost_choice(config)
     return config
+
+
+def _refuse_lost_choice(config: Config) -> None:
+    train = config.model.train
+    if config.model.tap == AUTO and train in ("all", "head"):
+        raise UserError(f"--tap auto is lost with --train {train}, which cuts the backbone nowhere: leave it out")
+    if config.spa.spa_tap == AUTO and train == "head":
+        raise UserError("--spa.tap auto is lost with --train head, which keeps pooled vectors only: leave it out")
 
 
 def save_config(config: Config, path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from lightning_fabric import Fabric
 
+from unida.analysis.auto_tap import choose_taps, has_open_tap, with_taps
 from unida.config import Config, config_from_yaml, config_to_yaml
 from unida.data.augment import Inputs, Preprocess
 from unida.data.domains import Source, Target, open_domains
@@ -22,8 +23,8 @@ from unida.methods.spa_options import leaves_parameters_unused
 from unida.modelfile import build_method, save_model
 from unida.models.features import FeatureInputs
 from unida.models.shelf import stem_of
-from unida.processes import main_process_first, open_fabric, share_buffers
-from unida.runfolder import Claim, claim_folder, is_finished
+from unida.processes import main_process_first, open_fabric, share_buffers, told_by_main_process
+from unida.runfolder import Claim, claim_folder, is_finished, keep_config
 from unida.summary import describe_end, describe_start, summary_line, write_metrics, write_skipped
 from unida.training.logging import logging_to
 from unida.training.loop import BatchStream, Training
@@ -60,10 +61,11 @@ def execute(config: Config) -> Path:
 
 
 def _carry_out(claim: Claim, fabric: Fabric) -> None:
-    config, is_main = claim.config, fabric.is_global_zero
+    is_main = fabric.is_global_zero
     try:
-        _refuse_uneven_batches(config, fabric.world_size)
-        domains = main_process_first(fabric, lambda: _open_all(config, is_main))
+        _refuse_uneven_batches(claim.config, fabric.world_size)
+        domains = main_process_first(fabric, lambda: _open_all(claim.config, is_main))
+        config = _with_chosen_taps(claim, domains, fabric).config
         method = build_method(config, len(domains.source.classes))
         _refuse_crop(method, config)
     except UserError:
@@ -79,20 +81,29 @@ def _claim_for_all(config: Config, fabric: Fabric) -> Claim:
     """The main process claims the folder; the others are told, in plain text, the config that came of it."""
     if fabric.world_size == 1:
         return claim_folder(config, fabric.device.type != "cpu")
-    text, error, claim = "", None, None
+    claims: list[Claim] = []
+
+    def claim() -> str:
+        claims.append(claim_folder(config, fabric.device.type != "cpu"))
+        return config_to_yaml(claims[0].config)
+
+    completed = config_from_yaml(told_by_main_process(fabric, claim))
+    assert completed.output.out is not None  # or the main process had raised
+    return claims[0] if claims else Claim(completed, completed.output.out, is_new=False)
+
+
+def _with_chosen_taps(claim: Claim, domains: _Domains, fabric: Fabric) -> Claim:
+    """A tap that is "auto" gets a name: once, on the main process; config.yaml keeps it for a resumed run."""
+    if not has_open_tap(claim.config):
+        return claim
+
+    def choose() -> tuple[str | None, str | None]:
+        return choose_taps(claim.config, domains.source, domains.target, fabric.device)
+
+    taps = told_by_main_process(fabric, choose)
+    claim = replace(claim, config=with_taps(claim.config, *taps))
     if fabric.is_global_zero:
-        try:
-            claim = claim_folder(config, fabric.device.type != "cpu")
-            text = config_to_yaml(claim.config)
-        except UserError as exception:
-            error = str(exception)
-    text, error = fabric.broadcast((text, error))
-    if error is not None:
-        raise UserError(error)
-    if claim is None:
-        completed = config_from_yaml(text)
-        assert completed.output.out is not None  # or the main process had raised
-        claim = Claim(completed, completed.output.out, is_new=False)
+        keep_config(claim)
     return claim
 
 

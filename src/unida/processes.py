@@ -81,6 +81,22 @@ def main_process_first(fabric: Fabric, work: Callable[[], T]) -> T:
     return result if fabric.is_global_zero else work()
 
 
+def told_by_main_process(fabric: Fabric, work: Callable[[], T]) -> T:
+    """The main process works alone, the others are told its plain result; a user's error stops them all."""
+    if fabric.world_size == 1:
+        return work()
+    result, error = None, None
+    if fabric.is_global_zero:
+        try:
+            result = work()
+        except UserError as exception:
+            error = str(exception)
+    result, error = fabric.broadcast((result, error))
+    if error is not None:
+        raise UserError(error)
+    return result  # type: ignore[return-value]
+
+
 def share_buffers(fabric: Fabric, module: nn.Module) -> None:
     """Give every process the main one's buffers: each has BatchNorm statistics of its own share after a step.
 

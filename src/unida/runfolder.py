@@ -9,7 +9,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from unida.config import Config, flat_options, load_config, save_config
+from unida.config import AUTO, Config, check, flat_options, load_config, save_config
 from unida.data.domains import benchmark_pair
 from unida.errors import UserError
 from unida.methods import METHODS
@@ -75,6 +75,12 @@ def claim_folder(config: Config, has_gpu: bool) -> Claim:
     return Claim(completed, folder, is_new=True, made=made, lock=_lock(folder))
 
 
+def keep_config(claim: Claim) -> None:
+    """Write the claim's config in place of what the folder holds: it knows more by now."""
+    config = replace(claim.config, output=replace(claim.config.output, resume=False))
+    save_config(config, claim.folder / "config.yaml")
+
+
 def _lock(folder: Path) -> FileLock:
     """Two processes that write the same checkpoint would ruin it."""
     lock = FileLock(folder / ".lock")
@@ -104,7 +110,7 @@ def complete(config: Config, has_gpu: bool) -> Config:
     weights = model.weights
     if weights is not None and weights != NO_WEIGHTS:
         weights = str(Path(weights).absolute())
-    return replace(
+    completed = replace(
         config,
         data=replace(data, **paths),
         model=replace(
@@ -122,6 +128,7 @@ def complete(config: Config, has_gpu: bool) -> Config:
         spa=resolve(config.spa) if config.spa.spa else config.spa,
         output=replace(output, checkpoint_every=output.checkpoint_every or (500 if has_gpu else 50), resume=False),
     )
+    return check(completed)  # what the machine decides may not go with what was said
 
 
 def _resumed(asked: Config, saved: Config) -> Config:
@@ -129,9 +136,10 @@ def _resumed(asked: Config, saved: Config) -> Config:
     machine = ("accelerator", "devices", "num_nodes")
     saved = complete(saved, has_gpu=False)  # an option that is newer than the run is not in its file
     before, now = flat_options(saved), flat_options(complete(asked, has_gpu=False))
-    changed = (
-        name for name in now if name not in (*machine, "out", "resume", "cache") and now[name] != before.get(name)
-    )
+    # A run that was told to choose its taps has done so: told again, it keeps them.
+    chosen = [name for name in ("tap", "spa_tap") if now[name] == AUTO and before.get(name) is not None]
+    free = {*machine, *chosen, "out", "resume", "cache"}
+    changed = (name for name in now if name not in free and now[name] != before.get(name))
     for name in sorted(changed, key=lambda name: name != "method"):  # another method brings other options
         raise UserError(
             f"{flag(name)} is {now[name]}, but the run in {asked.output.out} was started with "

@@ -11,23 +11,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import torch
 import tyro
 
 from unida.analysis.figure import can_draw, draw_curves
 from unida.analysis.measures import choose_tap
-from unida.analysis.taps import TapMeasures, features_at_taps, measure_tap
+from unida.analysis.taps import TapMeasures, digests, features_at_taps, measure_tap, refuse_crop, some_images
 from unida.config import Config, DataOptions, ModelOptions, TrainingOptions, check, config_class
 from unida.data.augment import Preprocess
 from unida.data.cache import Pixels
 from unida.data.domains import open_domains
-from unida.data.sampling import generator, torch_seed
+from unida.data.sampling import torch_seed
 from unida.errors import UserError
 from unida.evaluation.truth import read_truth
 from unida.files import write_text
 from unida.methods.source_only import SourceOnly
-from unida.models.backbone import Backbone, create_backbone
+from unida.models.backbone import create_backbone
 from unida.processes import open_fabric_for_answers
 from unida.progress import progress
 from unida.runfolder import complete
@@ -94,15 +93,15 @@ def study_layers(options: LayerOptions, visible: bool = True) -> LayerStudy:
         backbone = create_backbone(config.model.backbone, config.model.weights)
     backbone.to(device).to(memory_format=torch.channels_last)
     preprocess = Preprocess(config.data.crop, backbone.mean, backbone.std, device)
-    _refuse_crop(backbone, preprocess)
+    refuse_crop(backbone, preprocess)
     source = features_at_taps(backbone, images.source, preprocess, "source", options.seed, visible)
     target = features_at_taps(backbone, images.target, preprocess, "target", options.seed, visible)
-    digests = (_digests(images.source), _digests(images.target))
+    which = (digests(images.source), digests(images.target))
     rows = []
     with progress("measures", len(backbone.taps), visible=visible) as report:
         for number, tap in enumerate(backbone.taps, start=1):
             labels, is_private = images.source_labels, images.target_is_private
-            row = measure_tap(tap, source[tap], labels, target[tap], digests, is_private, options.words, options.seed)
+            row = measure_tap(tap, source[tap], labels, target[tap], which, is_private, options.words, options.seed)
             rows.append(row)
             report(number, tap)
     return LayerStudy(
@@ -119,8 +118,8 @@ def _open(data: DataOptions, options: LayerOptions, visible: bool) -> _Images:
     source, target = open_domains(data, visible)
     truth = read_truth(data, target, source.classes, visible)
     target_pixels = target.pixels if truth is None else truth.pixels
-    source_rows = _some(len(source.pixels), "source", options)
-    target_rows = _some(len(target_pixels), "target", options)
+    source_rows = some_images(len(source.pixels), options.max_images, "source", options.seed)
+    target_rows = some_images(len(target_pixels), options.max_images, "target", options.seed)
     return _Images(
         source=source.pixels.subset(source_rows),
         source_labels=torch.from_numpy(source.labels[source_rows]),
@@ -170,27 +169,6 @@ def _checked(options: LayerOptions, has_gpu: bool) -> Config:
     return complete(check(config), has_gpu)
 
 
-def _some(count: int, name: str, options: LayerOptions) -> np.ndarray:
-    """(≤ max_images,) of 0…count−1, in order."""
-    if count <= options.max_images:
-        return np.arange(count)
-    return np.sort(generator(options.seed, f"{name} images to look at").permutation(count)[: options.max_images])
-
-
-def _digests(pixels: Pixels) -> np.ndarray:
-    return np.array([file.digest for file in pixels.files])
-
-
 def _chosen(rows: list[TapMeasures], risks: list[float | None]) -> str | None:
     known = [risk for risk in risks if risk is not None]
     return rows[choose_tap(known, [row.dis for row in rows])].tap if len(known) == len(rows) else None
-
-
-@torch.inference_mode()
-def _refuse_crop(backbone: Backbone, preprocess: Preprocess) -> None:
-    """Some networks take sides of certain lengths only: one black picture tells, before the long work begins."""
-    try:
-        backbone.eval()(torch.zeros(1, 3, preprocess.crop, preprocess.crop, device=preprocess.device))
-    except (AssertionError, RuntimeError, ValueError) as error:
-        reason = " ".join(str(error).split()).rstrip(".")
-        raise UserError(f"--crop {preprocess.crop}: backbone {backbone.name!r} cannot take it ({reason})") from error

@@ -141,6 +141,8 @@ def source_negative_transfer_risk(
     num_classes = int(labels.max()) + 1
     if num_classes < 3:
         raise UserError(f"the source has {num_classes} classes: to let some play private, three are needed")
+    if len(labels) == num_classes:
+        raise UserError("no class of the source has two images: to hold one out, two are needed")
     strength = validated_l2(features, labels, num_classes) if l2 is None else l2
     num_known = max(2, num_classes // 2)
     risks = []
@@ -262,7 +264,7 @@ def word_vocabulary(locations: Tensor, count: int, seed: int = 0) -> Tensor:
     return F.normalize(centres, dim=1)
 
 
-def choose_tap(ntr: Sequence[float], dis: Sequence[float]) -> int:
+def choose_tap(ntr: Sequence[float], dis: Sequence[float], among: Sequence[int] | None = None) -> int:
     """Definition 1 of the SPA paper as a chooser: the place in the two curves, shallow to deep, at which to adapt.
 
     The definition asks for NTR ≤ ζ_n and DIS ≥ ζ_d (up to slacks ε and a probability 1 − δ, all zero here) and names
@@ -271,13 +273,17 @@ def choose_tap(ntr: Sequence[float], dis: Sequence[float]) -> int:
     paper wants features "at a sufficiently high semantic level", so the deepest tap that passes is taken. If none
     passes both, it is the tap whose worse violation, as a share of the measure's range, is smallest; again the
     deepest of equals.
+
+    Args:
+        among: places that may be chosen, by default all. The thresholds are those of the whole curves nevertheless.
     """
     if not ntr or len(ntr) != len(dis):
         raise ValueError(f"one NTR and one DIS for every tap: there are {len(ntr)} and {len(dis)}")
     too_class_specific = _place_in_range(ntr) - 0.5
     too_domain_specific = 0.5 - _place_in_range(dis)
     violation = np.maximum(0, np.maximum(too_class_specific, too_domain_specific))
-    return int(np.flatnonzero(violation == violation.min())[-1])
+    allowed = np.sort(np.arange(len(ntr)) if among is None else np.asarray(among))
+    return int(allowed[violation[allowed] == violation[allowed].min()][-1])
 
 
 def _place_in_range(curve: Sequence[float]) -> np.ndarray:

@@ -17,6 +17,7 @@ from unida.analysis.measures import (
 from unida.data.augment import Preprocess
 from unida.data.cache import Pixels
 from unida.data.sampling import generator
+from unida.errors import UserError
 from unida.models.backbone import Backbone
 from unida.progress import progress
 
@@ -42,6 +43,28 @@ class TapMeasures:
     source_ntr: float | None  # needs three classes
     dis: float
     pas: float
+
+
+def some_images(count: int, limit: int, name: str, seed: int) -> np.ndarray:
+    """(≤ limit,) of 0…count−1, drawn at random, in order. Of one seed, the same ones every time."""
+    if count <= limit:
+        return np.arange(count)
+    return np.sort(generator(seed, f"{name} images to look at").permutation(count)[:limit])
+
+
+def digests(pixels: Pixels) -> np.ndarray:
+    """(N,) which image each one is, for `domain_invariance_score`."""
+    return np.array([file.digest for file in pixels.files])
+
+
+@torch.inference_mode()
+def refuse_crop(backbone: Backbone, preprocess: Preprocess) -> None:
+    """Some networks take sides of certain lengths only: one black picture tells, before the long work begins."""
+    try:
+        backbone.eval()(torch.zeros(1, 3, preprocess.crop, preprocess.crop, device=preprocess.device))
+    except (AssertionError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise UserError(f"--crop {preprocess.crop}: backbone {backbone.name!r} cannot take it ({reason})") from error
 
 
 @torch.inference_mode()

@@ -37,7 +37,7 @@ class SPAOptions:
     spa_vocabulary: Annotated[int | None, _named("vocabulary", "K")] = None
     """Number of words."""
     spa_tap: Annotated[str | None, _named("tap", "NAME", "(default: the last)")] = None
-    """Where in the backbone the words are read."""
+    """Where in the backbone the words are read. auto: as --tap auto, behind what is frozen."""
     spa_similarity: Annotated[Literal["dot", "cosine"] | None, _named("similarity", "dot|cosine")] = None
     """Of a location's feature with a word."""
     spa_temperature: Annotated[float | None, _named("temperature", "FLOAT")] = None

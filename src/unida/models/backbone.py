@@ -67,8 +67,8 @@ class Backbone(nn.Module):
 
         None means from the images (B, 3, H, W), and through the last tap.
         """
-        start = 0 if after is None else self._position(after) + 1
-        stop = len(self._stages) if upto is None else self._position(upto) + 1
+        start = 0 if after is None else self.position(after) + 1
+        stop = len(self._stages) if upto is None else self.position(upto) + 1
         if stop < start:
             raise UserError(f"tap '{upto}' comes before tap '{after}' in backbone '{self.name}'")
         for stage in self._stages[start:stop]:
@@ -107,7 +107,7 @@ class Backbone(nn.Module):
     def freeze(self, tap: str, stored_as: torch.dtype) -> None:
         """Train only what follows ``tap`` (or nothing, with `POOLED`); its features are kept as ``stored_as``."""
         if tap != POOLED:
-            self._position(tap)
+            self.position(tap)
         self.frozen_at, self.stored_as = tap, stored_as
         frozen = self.model.parameters() if tap == POOLED else self.parameters_upto(tap)
         for parameter in frozen:
@@ -131,7 +131,7 @@ class Backbone(nn.Module):
 
     def channels(self, tap: str) -> int:
         """N_d, the number of channels of the state at ``tap``."""
-        self._position(tap)
+        self.position(tap)
         if not self._channels:
             self._channels = self._measure_channels()
         return self._channels[tap]
@@ -142,7 +142,7 @@ class Backbone(nn.Module):
         Token models lose the form of their grid: it is taken as square unless ``image_size`` (height, width
         of the images) tells otherwise.
         """
-        self._position(tap)
+        self.position(tap)
         if isinstance(state, Tensor) and state.ndim == 4:
             return state.permute(0, 3, 1, 2) if self._channels_come_last(state) else state
         if not isinstance(state, Tensor) or state.ndim != 3:  # some models pass lists of maps on
@@ -154,12 +154,13 @@ class Backbone(nn.Module):
 
     def parameters_upto(self, tap: str) -> Iterator[nn.Parameter]:
         """The parameters used through ``tap``."""
-        owned = tuple(name for stage in self._stages[: self._position(tap) + 1] for name in stage.owns)
+        owned = tuple(name for stage in self._stages[: self.position(tap) + 1] for name in stage.owns)
         prefixes = tuple(f"{name}." for name in owned)
         named = self.model.named_parameters()
         return (parameter for name, parameter in named if name in owned or name.startswith(prefixes))
 
-    def _position(self, tap: str) -> int:
+    def position(self, tap: str) -> int:
+        """The tap's place in `taps`; a name that is not there is a UserError."""
         if tap in self.taps:
             return self.taps.index(tap)
         near = difflib.get_close_matches(tap, self.taps, n=1)
