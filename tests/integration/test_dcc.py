@@ -1,0 +1,151 @@
+"""DCC as a user runs it: resumed, by two processes, on targets with other names, on odd data."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_distributed import answers, end_of
+from test_resume import assert_same_end
+from tiny_runs import adapt_arguments, all_weights, last_step, lines_of, model_hash, run_here, start_process
+
+import unida
+from unida.data.glyphs import GlyphFolders, write_glyphs
+from unida.training.checkpoint import read_metadata
+from unida.training.loop import Training
+
+
+class Killed(BaseException):
+    """Nothing in the run catches it."""
+
+
+# Several clusterings, at intervals that no checkpoint falls on.
+OPTIONS = {"method": "dcc", "steps": 16, "cluster_every": 3, "checkpoint_every": 10, "bottleneck": 16}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> GlyphFolders:
+    """Eight pictures of each class: a cluster needs more than three to be matched."""
+    out = tmp_path_factory.mktemp("dcc") / "data"
+    return write_glyphs(out, shared=2, source_private=1, target_private=1, per_class=8, size=40)
+
+
+def arguments(folders: GlyphFolders, out: Path, **changes: Any) -> list[str]:
+    place = {"source": folders.source, "target": folders.target, "cache": out.with_name(f"cache of {out.name}")}
+    return adapt_arguments(out=out, **{**place, **OPTIONS, **changes})
+
+
+CHOICES = {
+    "all": {"train": "all"},
+    "tail": {"train": "tail"},
+    "head": {"train": "head"},
+    "SPA, best": {"train": "tail", "spa": True, "spa.vocabulary": 16, "spa.pool": 64},
+    "SPA, paper": {"train": "all", "spa": True, "spa.preset": "paper", "spa.vocabulary": 16},
+}
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_resumed_run_ends_as_one_that_was_not_stopped(
+    folders: GlyphFolders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: str
+) -> None:
+    """Memory, clusters, matches and the state of the search come with the checkpoint."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert run_here(arguments(folders, whole, **CHOICES[choice])) == 0
+    lines = lines_of(whole)
+    assert all(line["clusters"] > 0 for line in lines)
+    assert any("discrepancy" in line for line in lines) and all("memory" in line for line in lines)
+    write = Training._write_checkpoint
+
+    def write_and_die(training: Training) -> None:
+        write(training)
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "_write_checkpoint", write_and_die)
+        with pytest.raises(Killed):
+            run_here(arguments(folders, killed, **CHOICES[choice]))
+    checkpoint = killed / "checkpoint" / "resume.safetensors"
+    assert int(read_metadata(checkpoint)["step"]) == 10  # the last clustering was before step 9
+    assert run_here(["adapt", "--out", str(killed), "--resume"]) == 0
+    assert_same_end(killed, whole)
+    ours, theirs = all_weights(killed), all_weights(whole)
+    assert any(name.endswith("memory") for name in ours)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_two_processes_agree_on_clusters_and_answers(folders: GlyphFolders, tmp_path: Path) -> None:
+    """With a warm-up, in which there is nothing to be shared yet."""
+    out = tmp_path / "two"
+    words = arguments(folders, out, devices=2, batch_size=8, warm_up=3, eval_every=6)
+    code, printed = end_of(start_process(words, start_new_session=True))
+    assert code == 0, printed
+    assert printed.count("clusters of the target") == 5  # before steps 3, 6, …, 15; one process speaks
+    lines = [line for line in lines_of(out) if line["kind"] == "train"]
+    assert [line["clusters"] > 0 for line in lines] == [False] * 3 + [True] * 13
+    assert all(line["clusters"] == int(line["clusters"]) for line in lines)  # the mean over both is that of each
+    again = {p.path: p for p in unida.load(out).predict(folders.target)}
+    for path, (label, probability, unknown_score) in answers(out).items():
+        assert again[path].label == label
+        assert (again[path].probability, again[path].unknown_score) == pytest.approx(
+            (probability, unknown_score), abs=2e-4
+        )
+
+
+def test_names_of_target_folders_change_no_weight(folders: GlyphFolders, tmp_path: Path) -> None:
+    first, second, target = tmp_path / "first", tmp_path / "second", tmp_path / "renamed"
+    for number, path in enumerate(sorted(folders.target.rglob("*.png"), reverse=True)):
+        (target / f"class{number % 5}").mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target / f"class{number % 5}" / f"{number}.png")
+    assert run_here(arguments(folders, first)) == 0
+    assert run_here(arguments(folders, second, target=target)) == 0
+    assert model_hash(first) == model_hash(second)
+    assert lines_of(first) == lines_of(second)
+    assert last_step(first) != last_step(second)  # evaluation did read the names
+
+
+def few(folders: GlyphFolders, tmp_path: Path, classes: tuple[str, ...], each: int) -> Path:
+    out = tmp_path / "few"
+    for name in classes:
+        (out / name).mkdir(parents=True)
+        for path in sorted((folders.target / name).iterdir())[:each]:
+            shutil.copyfile(path, out / name / path.name)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("kind", "each"), [("one image", 1), ("few", 2), ("only unknowns", 8), ("no unknowns", 8), ("thin class", 8)]
+)
+def test_odd_targets_and_sources_train_to_the_end(folders: GlyphFolders, tmp_path: Path, kind: str, each: int) -> None:
+    classes = {
+        "one image": folders.shared[:1],
+        "few": folders.shared,
+        "only unknowns": folders.target_private,
+        "no unknowns": folders.shared,
+        "thin class": folders.shared,
+    }[kind]
+    changes: dict[str, Any] = {"target": few(folders, tmp_path, tuple(classes), each)}
+    if kind == "thin class":
+        source = tmp_path / "source"
+        shutil.copytree(folders.source, source)
+        for path in sorted((source / folders.shared[0]).iterdir())[1:]:
+            path.unlink()
+        changes |= {"source": source, "min_images_per_class": 1}
+    assert run_here(arguments(folders, tmp_path / "run", **changes)) == 0
+    assert "accuracy" in last_step(tmp_path / "run")
+    assert len(answers(tmp_path / "run")) == each * len(classes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"batch_size": 1}, "--batch-size: dcc normalises over the batch"),
+        ({"images_per_class": 1}, "--images-per-class is 1: it must be 2 or more"),
+    ],
+)
+def test_what_cannot_work_ends_with_one_line(
+    folders: GlyphFolders, tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], said: str
+) -> None:
+    assert run_here(arguments(folders, tmp_path / "run", **changes)) == 2
+    errors = [line for line in capsys.readouterr().err.splitlines() if "error" in line.lower()]
+    assert len(errors) == 1 and errors[0].startswith(f"error: {said}")
