@@ -105,3 +105,10 @@ def share_buffers(fabric: Fabric, module: nn.Module) -> None:
     if fabric.world_size > 1:
         for buffer in module.buffers():
             torch.distributed.broadcast(buffer, src=0)
+
+
+def share_parameters(fabric: Fabric, module: nn.Module) -> None:
+    """Give every process the main one's parameters, where they were set by other means than a shared update."""
+    if fabric.world_size > 1:
+        for parameter in module.parameters():
+            torch.distributed.broadcast(parameter.data, src=0)

@@ -14,6 +14,7 @@ import unida
 from unida.config import config_class, config_from_options
 from unida.data.glyphs import GlyphFolders
 from unida.methods import METHODS
+from unida.methods.spa_options import flag
 
 
 def api_options(tiny: dict[str, str]) -> dict[str, Any]:
@@ -99,11 +100,11 @@ def test_resume_refuses_another_option_and_repeats_the_same(finished: Path, tmp_
 @pytest.mark.parametrize("method", METHODS)
 def test_command_line_and_api_have_the_same_options(method: str, cli: Any) -> None:
     answer = cli(["adapt", "--method", method, "--help"])
-    shown = set(re.findall(r"^\W*--([a-z][a-z-]*)", answer.out, re.MULTILINE)) - {"help"}
+    shown = set(re.findall(r"^\W*(--[a-z][a-z.-]*)", answer.out, re.MULTILINE)) - {"--help"}
     config = config_from_options({"method": method})
     groups = {field: vars(getattr(config, field)) for field in vars(config)}
     names = {name for options in groups.values() for name in options}
-    assert shown == {name.replace("_", "-") for name in names}
+    assert shown == {flag(name) for name in names}
     for options in groups.values():
         for name, value in options.items():
             again = config_from_options({"method": method, name: value})

@@ -27,6 +27,7 @@ from unida.data.cache import decode_in_memory
 from unida.data.domains import Source, Target
 from unida.data.folders import labelled_by_folder, scan
 from unida.data.glyphs import GlyphFolders, write_glyphs
+from unida.pretext.instance_count import InstanceCount
 from unida.training.checkpoint import read_metadata
 from unida.training.loop import BatchStream
 
@@ -129,16 +130,17 @@ def test_ctrl_c_stops_both_and_saves_once(folders: GlyphFolders) -> None:
     assert [line["step"] for line in lines_of(run) if line["kind"] == "train"] == list(range(1, step + 1))
 
 
-def stream_of(folders: GlyphFolders, rank: int, processes: int, batch_size: int = 6) -> BatchStream:
+def stream_of(folders: GlyphFolders, rank: int, processes: int, pretext: InstanceCount | None = None) -> BatchStream:
     source_files, _ = scan(folders.source)
     classes, labels = labelled_by_folder(source_files)
-    config = config_from_options({"batch_size": batch_size, "seed": 4})
+    config = config_from_options({"batch_size": 6, "seed": 4})
     return BatchStream(
         Source(decode_in_memory(source_files, "squash", 40), labels, tuple(classes)),
         Target(decode_in_memory(scan(folders.target)[0], "squash", 40)),
         Preprocess(32, (0.5,) * 3, (0.25,) * 3, torch.device("cpu")),
         config,
         SimpleNamespace(global_rank=rank, world_size=processes),  # type: ignore[arg-type]
+        pretext,
     )
 
 
@@ -150,10 +152,67 @@ def test_the_shares_of_all_processes_are_the_batch_of_one(folders: GlyphFolders,
         whole = alone.batch(step)
         parts = [share.batch(step) for share in shares]
         for domain in (0, 1):
-            for field in whole[domain]._fields:
+            assert whole[domain].pretext is None and not whole[domain].extra
+            for field in {"images", "labels", "indices"} & set(whole[domain]._fields):
                 joined = torch.cat([getattr(part[domain], field) for part in parts])
                 assert torch.equal(joined, getattr(whole[domain], field)), (step, domain, field)
         assert all(len(part[0].labels) == 6 // processes for part in parts)
+
+
+def test_a_pretext_task_leaves_all_other_draws_as_they_are(folders: GlyphFolders) -> None:
+    plain, with_task = stream_of(folders, 0, 1), stream_of(folders, 0, 1, InstanceCount(2))
+    for step in (0, 5):
+        for one, other in zip(plain.batch(step), with_task.batch(step), strict=True):
+            assert torch.equal(one.images, other.images) and torch.equal(one.indices, other.indices)
+            assert one.pretext is None
+            assert other.pretext is not None and other.pretext.images.shape == other.images.shape
+            assert not torch.equal(other.pretext.images, other.images)
+
+
+def test_processes_cut_mosaics_from_their_own_images_by_draws_of_their_own(folders: GlyphFolders) -> None:
+    task = InstanceCount(2)
+    parts = [stream_of(folders, rank, 2, task).batch(0)[1].pretext for rank in (0, 1)]
+    again = stream_of(folders, 1, 2, task).batch(0)[1].pretext
+    labels = [stream_of(folders, rank, 2, task).batch(step)[1].pretext for rank in (0, 1) for step in range(6)]
+    assert all(part is not None and part.images.shape == (3, 3, 32, 32) for part in parts)
+    assert torch.equal(parts[1].images, again.images)  # type: ignore[union-attr]
+    drawn = torch.stack([batch.labels for batch in labels]).unflatten(0, (2, 6))  # type: ignore[union-attr]
+    assert not torch.equal(drawn[0], drawn[1])
+
+
+def test_with_spa_and_kept_mosaics_two_processes_train_as_one(folders: GlyphFolders) -> None:
+    """In turns, in each of which some parameters have no gradient. Mosaics are drawn for the global batch."""
+    spa = {"train": "tail", "spa": True, "spa.preset": "paper", "spa.vocabulary": 16, "spa.pool": 64, "spa.tap": "norm"}
+    options = {**spa, "steps": 6, "eval_every": 0}
+    assert run_here(arguments(folders, "SPA alone", **options)) == 0
+    code, printed = end_of(
+        start_process(arguments(folders, "SPA by two", **options, devices=2), start_new_session=True)
+    )
+    assert code == 0, printed
+    place = folders.source.parent.parent
+    for ours, expected in zip(lines_of(place / "SPA by two"), lines_of(place / "SPA alone"), strict=True):
+        assert ours.pop("kind") == expected.pop("kind")
+        usage = ("usage_entropy", "words_in_use")  # of a share's images: their mean is not that of all
+        assert {name: ours.pop(name) for name in usage} == pytest.approx(
+            {name: expected.pop(name) for name in usage}, rel=0.1
+        )
+        assert ours == pytest.approx(expected, rel=1e-3, abs=1e-5)
+
+
+def test_with_spa_all_processes_answer_with_the_model_that_is_saved(folders: GlyphFolders) -> None:
+    """Words found before the first step, mosaics of each process's own images: the weights stay the same on all."""
+    options = {"spa": True, "spa.vocabulary": 16, "spa.bins": "auto", "spa.words": "on", "devices": 2, "steps": 4}
+    words = arguments(folders, "SPA best", **options, eval_every=0)
+    code, printed = end_of(start_process(words, start_new_session=True))
+    assert code == 0, printed
+    assert "Warning" not in printed
+    run = folders.source.parent.parent / "SPA best"
+    again = {p.path: p for p in unida.load(run).predict(folders.target)}
+    for path, (label, probability, unknown_score) in answers(run).items():
+        assert again[path].label == label
+        assert (again[path].probability, again[path].unknown_score) == pytest.approx(
+            (probability, unknown_score), abs=2e-4
+        )
 
 
 def test_processes_see_different_images(folders: GlyphFolders) -> None:

@@ -27,9 +27,10 @@ from unida.evaluation.metrics import open_set_metrics
 from unida.methods import METHODS
 from unida.methods.base import SourceBatch, TargetBatch
 from unida.methods.ovanet import OVANet
+from unida.pretext.instance_count import PretextBatch
 from unida.summary import write_metrics
 
-BEFORE_EVALUATION = ("data", "losses", "methods", "models", "training")
+BEFORE_EVALUATION = ("data", "losses", "methods", "models", "pretext", "training")
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +74,22 @@ def assert_same_weights(run: Path, other: Path) -> None:
     assert train_lines(run) == train_lines(other)
 
 
-@pytest.mark.parametrize("train_what", ["all", "tail"])
-def test_names_of_target_folders_change_no_weight(folders: GlyphFolders, tmp_path: Path, train_what: str) -> None:
-    options = {"eval_every": 3, "oracle_best": True, "train": train_what}
+SPA = {"spa": True, "spa.vocabulary": 16, "spa.pool": 64, "spa.bins": "auto"}
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        pytest.param({"train": "all"}, id="all"),
+        pytest.param({"train": "tail"}, id="tail"),
+        pytest.param({"train": "all", **SPA}, id="all with SPA"),
+        pytest.param({"train": "tail", **SPA, "spa.preset": "paper"}, id="tail with SPA"),
+    ],
+)
+def test_names_of_target_folders_change_no_weight(
+    folders: GlyphFolders, tmp_path: Path, choices: dict[str, Any]
+) -> None:
+    options = {"eval_every": 3, "oracle_best": True, **choices}
     first = train(folders.source, folders.target, tmp_path / "first", **options)
     results = [last_step(first)]
     for how, names in renamings(folders).items():
@@ -150,7 +164,8 @@ def test_label_sets_of_a_benchmark_change_no_weight(tmp_path: Path, monkeypatch:
 
 
 def test_a_target_batch_and_a_target_have_no_labels() -> None:
-    assert TargetBatch._fields == ("images", "indices")
+    assert TargetBatch._fields == ("images", "indices", "pretext", "extra")
+    assert PretextBatch._fields == ("images", "labels")  # which tell how many images a mosaic is made of
     assert {field.name for field in dataclasses.fields(Target)} == {"pixels", "skipped"}
 
 
@@ -178,7 +193,8 @@ def test_a_method_is_given_nothing_of_the_targets_classes(
         assert type(source) is SourceBatch
         assert type(target) is TargetBatch
         assert not hasattr(target, "__dict__")  # nothing is pinned to it
-        images, indices = target
+        images, indices, pretext, extra = target
+        assert pretext is None and not extra  # this method asks for neither
         assert images.shape == (4, 3, 32, 32)
         assert not vars(images)
         assert indices.dtype == torch.int64

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,11 +17,12 @@ from tiny_runs import ENVIRONMENT, adapt_arguments, last_step, lines_of, model_h
 
 from unida.data.glyphs import write_glyphs
 from unida.training.checkpoint import read_metadata
+from unida.training.loop import Training
 
 STEPS = 60
 CHECKPOINT_EVERY = 9
 # BatchNorm (buffers to restore) and intervals that do not divide each other.
-OPTIONS = {"steps": STEPS, "checkpoint_every": CHECKPOINT_EVERY, "eval_every": 7}
+OPTIONS: dict[str, Any] = {"steps": STEPS, "checkpoint_every": CHECKPOINT_EVERY, "eval_every": 7}
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +44,10 @@ def whole(place: Path) -> Path:
     return place / "whole"
 
 
-def arguments(place: Path, name: str) -> list[str]:
+def arguments(place: Path, name: str, **changes: Any) -> list[str]:
     """Each run with a cache of its own: the killed one begins with nothing."""
     source, target = place / "data" / "source", place / "data" / "target"
-    return adapt_arguments(source, target, place / name, place / f"cache of {name}", **OPTIONS)
+    return adapt_arguments(source, target, place / name, place / f"cache of {name}", **OPTIONS, **changes)
 
 
 def resume(run: Path) -> int:
@@ -141,6 +143,34 @@ def test_killed_at_the_rename_of_a_random_checkpoint(place: Path, whole: Path, m
     assert int(read_metadata(run / "checkpoint" / "resume.safetensors")["step"]) == known * CHECKPOINT_EVERY
     assert resume(run) == 0
     assert_same_end(run, whole)
+
+
+class Killed(BaseException):
+    """Nothing in the run catches it."""
+
+
+@pytest.mark.parametrize("preset", ["best", "paper"])
+@pytest.mark.parametrize("train", ["all", "tail"])
+def test_stopped_with_spa(place: Path, monkeypatch: pytest.MonkeyPatch, preset: str, train: str) -> None:
+    """Words, their optimiser, merged classes and the pretrained copy must all be found again."""
+    spa = {"spa": True, "spa.preset": preset, "spa.vocabulary": 16, "spa.pool": 64, "spa.bins": "auto", "train": train}
+    name = f"SPA {preset} {train}"
+    monkeypatch.setitem(OPTIONS, "steps", 12)
+    monkeypatch.setitem(OPTIONS, "checkpoint_every", 5)
+    assert run_here(arguments(place, f"whole {name}", **spa)) == 0
+    write = Training._write_checkpoint
+
+    def write_and_die(training: Training) -> None:
+        write(training)
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "_write_checkpoint", write_and_die)
+        with pytest.raises(Killed):
+            run_here(arguments(place, f"killed {name}", **spa))
+    assert int(read_metadata(place / f"killed {name}" / "checkpoint" / "resume.safetensors")["step"]) == 5
+    assert resume(place / f"killed {name}") == 0
+    assert_same_end(place / f"killed {name}", place / f"whole {name}")
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(place: Path, whole: Path) -> None:

@@ -22,7 +22,7 @@ from unida.data.sampling import BalancedSampler, ShuffledSampler, generator, sha
 from unida.errors import UserError
 from unida.methods.base import Domain, Method, Requests, SourceBatch, TargetBatch
 from unida.pretext.instance_count import InstanceCount, PretextBatch
-from unida.processes import share_buffers
+from unida.processes import share_buffers, share_parameters
 from unida.progress import progress
 from unida.training.checkpoint import load_checkpoint, save_checkpoint
 from unida.training.logging import MetricsLog
@@ -254,6 +254,7 @@ class Training:
         with self.fabric.autocast():
             self.method.on_round(self.done, _Looking(self.method, self.stream))
         share_buffers(self.fabric, self.method)
+        share_parameters(self.fabric, self.method)
         self.method.train()
 
     def _logging_now(self, done: int) -> bool:

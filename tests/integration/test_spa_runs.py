@@ -1,0 +1,223 @@
+"""SPA through the command line and the Python API: options, runs, and what a run leaves behind."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+from tiny_runs import adapt_arguments, lines_of, run_here
+
+import unida
+from unida.config import config_from_options, config_from_yaml, config_to_yaml
+from unida.data.glyphs import GlyphFolders, write_glyphs
+from unida.methods import METHODS
+from unida.methods.spa import SPA
+from unida.methods.spa_options import PRESETS, SPAOptions, flag, resolve
+from unida.modelfile import build_method, load_model, save_model
+from unida.models.backbone import create_backbone
+
+SMALL = {"spa": True, "spa.vocabulary": 16, "spa.pool": 64}
+WATCHED = {"pas", "word_entropy", "usage_entropy", "words_in_use", "count_accuracy_source", "count_accuracy_target"}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> GlyphFolders:
+    out = tmp_path_factory.mktemp("spa") / "data"
+    return write_glyphs(out, shared=2, source_private=1, target_private=1, per_class=4, size=40)
+
+
+def run(folders: GlyphFolders, out: Path, **changes: Any) -> Path:
+    """One cache for all: seeds and methods share what it holds."""
+    cache = folders.source.parent.parent / "cache"
+    assert run_here(adapt_arguments(folders.source, folders.target, out, cache, **changes)) == 0
+    return out
+
+
+# ---- options ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_help_shows_every_option_of_spa(cli: Any) -> None:
+    shown = cli(["adapt", "--help"]).out
+    for field in fields(SPAOptions):
+        assert re.search(rf"^\W*{re.escape(flag(field.name))}\b", shown, re.MULTILINE), field.name
+    assert "--spa.preset best|paper" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        (("--spa.pretext", "off"), "spa_pretext", "off"),
+        (("--spa.vocabulary", "64"), "spa_vocabulary", 64),
+        (("--spa.tap", "layer3"), "spa_tap", "layer3"),
+        (("--spa.goal-words=on",), "spa_goal_words", "on"),
+        (("--spa.entropy-weight", "0.5"), "spa_entropy_weight", 0.5),
+    ],
+)
+def test_the_command_line_and_python_say_the_same(
+    words: tuple[str, ...], name: str, value: object, monkeypatch: pytest.MonkeyPatch, cli: Any
+) -> None:
+    parsed: list[Any] = []
+    monkeypatch.setattr("unida.pipeline.execute", parsed.append)
+    assert cli(["adapt", "--spa", *words]).code == 0
+    assert parsed == [config_from_options({"spa": True, name: value})]
+    assert getattr(parsed[0].spa, name) == value
+
+
+BAD: list[tuple[Sequence[str], str]] = [
+    (["--spa.tap", "layer3"], r"--spa\.tap has no effect without --spa"),
+    (["--spa.pretext", "off"], r"--spa\.pretext has no effect without --spa"),
+    (["--spa.preset", "paper"], r"--spa\.preset has no effect without --spa"),
+    (["--spa", "--spa.grid", "7"], r"--spa\.grid is 7: it must be 2 to 6"),
+    (["--spa", "--spa.vocabulary", "0"], r"--spa\.vocabulary is 0: it must be above 0"),
+    (["--spa", "--spa.temperature", "0"], r"--spa\.temperature is 0\.0: it must be above 0"),
+    (["--spa", "--spa.pool", "-1"], r"--spa\.pool is -1: it must be above 0"),
+    (["--spa", "--spa.entropy-weight", "-1"], r"--spa\.entropy-weight is -1\.0: it must not be below 0"),
+    (["--spa", "--spa.pretext-weight", "nan"], r"--spa\.pretext-weight is nan: it must not be below 0"),
+    (["--spa", "--spa.words", "maybe"], "maybe"),
+    (["--spa", "--spa.vocabulry", "64"], r"no option '--spa\.vocabulry' \(did you mean --spa\.vocabulary\?\)"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), BAD, ids=[" ".join(words) for words, _ in BAD])
+def test_what_cannot_work_is_refused_in_one_line(words: Sequence[str], message: str, cli: Any) -> None:
+    answer = cli(["adapt", *words])
+    assert answer.code == 2
+    assert re.match(f"error: .*{message}", answer.err), answer.err
+    assert answer.err.count("\n") == 1
+
+
+def test_a_tap_that_is_not_there_leaves_no_run(folders: GlyphFolders, tmp_path: Path, cli: Any) -> None:
+    out = tmp_path / "run"
+    words = adapt_arguments(folders.source, folders.target, out, tmp_path / "cache", **SMALL, **{"spa.tap": "layer9"})
+    answer = cli(words)
+    assert answer.code == 2 and "has no tap 'layer9': did you mean 'layer" in answer.err
+    assert "Traceback" not in answer.err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("method", METHODS)
+def test_choices_survive_the_saved_config(method: str, preset: str) -> None:
+    config = config_from_options({"method": method, "spa": True, "spa_preset": preset, "spa_grid": 3})
+    assert config_from_yaml(config_to_yaml(config)) == config
+    resolved = replace(config, spa=resolve(config.spa))
+    again = config_from_yaml(config_to_yaml(resolved))
+    assert again == resolved
+    assert resolve(again.spa) == again.spa  # nothing is left open
+    assert {name: getattr(again.spa, name) for name in PRESETS[preset]} == {**PRESETS[preset], "spa_grid": 3}
+
+
+def test_presets_decide_everything_but_the_tap() -> None:
+    decided = {field.name for field in fields(SPAOptions)} - {"spa", "spa_preset", "spa_tap"}
+    assert all(set(preset) == decided and None not in preset.values() for preset in PRESETS.values())
+
+
+# ---- runs ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("train", ["all", "tail", "head"])
+def test_a_run_logs_what_is_watched_and_answers_from_its_folder(
+    folders: GlyphFolders, tmp_path: Path, preset: str, train: str
+) -> None:
+    out = run(folders, tmp_path / "run", train=train, steps=3, **SMALL, **{"spa.preset": preset})
+    lines = [line for line in lines_of(out) if line["kind"] == "train"]
+    assert len(lines) == 3
+    for line in lines:
+        assert line.keys() > WATCHED
+        losses = {"closed", "one_vs_all", "entropy", "words", "count"}
+        assert line["total"] == pytest.approx(sum(line[name] for name in losses))
+        assert 0 <= line["count_accuracy_source"] <= 1 and 0 <= line["count_accuracy_target"] <= 1
+        assert -1 <= line["pas"] <= 1 and 1 <= line["words_in_use"] <= 16.001
+    saved = yaml.safe_load((out / "config.yaml").read_text())["spa"]
+    assert saved["spa_vocabulary"] == 16
+    assert saved["spa_updates"] == PRESETS[preset]["spa_updates"]  # what the preset chose is written out
+    loaded = unida.load(out)
+    evaluated = loaded.evaluate().scalars()
+    assert evaluated == pytest.approx(loaded.metrics, abs=1e-6)
+
+
+def test_python_gives_what_the_command_line_gives(folders: GlyphFolders, tmp_path: Path) -> None:
+    out = run(folders, tmp_path / "cli", steps=3, **SMALL, **{"spa.words": "on", "log_every": 1})
+    same = {"backbone": "test_resnet", "weights": "none", "train": "all", "image_size": 40, "crop": 32}
+    again = unida.adapt(
+        folders.source,
+        folders.target,
+        tmp_path / "python",
+        cache=folders.source.parent.parent / "cache",
+        spa=True,
+        spa_vocabulary=16,
+        spa_words="on",
+        steps=3,
+        batch_size=4,
+        accelerator="cpu",
+        target_labels=True,
+        **same,
+    )
+    ours, theirs = (load_file(folder / "checkpoint" / "model.safetensors") for folder in (again.folder, out))
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    with pytest.raises(unida.UserError, match=r"--spa\.words has no effect without --spa"):
+        unida.adapt(folders.source, folders.target, tmp_path / "none", spa_words="on")
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("train", ["all", "tail"])
+def test_with_everything_off_the_method_is_as_it_was(
+    folders: GlyphFolders, tmp_path: Path, method: str, train: str
+) -> None:
+    """The null control: bit by bit the same losses, weights and answers as without SPA."""
+    options = {"method": method, "train": train, "steps": 4, "eval_every": 2}
+    bare = run(folders, tmp_path / "bare", **options)
+    off = {"spa.pretext": "off", "spa.entropy": "off", "spa.words": "off"}
+    null = run(folders, tmp_path / "null", **options, **SMALL, **off)
+    assert lines_of(null) == lines_of(bare)
+    ours, theirs = (load_file(folder / "checkpoint" / "model.safetensors") for folder in (null, bare))
+    for name, tensor in theirs.items():
+        inner = name.replace("backbone.", "backbone.backbone.", 1) if name.startswith("backbone.") else name
+        assert torch.equal(ours[f"base.{inner}"], tensor), name
+    assert (null / "predictions.csv").read_bytes() == (bare / "predictions.csv").read_bytes()
+    real = run(folders, tmp_path / "real", **options, **SMALL)
+    assert lines_of(real) != lines_of(bare)  # or the test would hold of anything
+
+
+def test_a_pool_of_mosaics_serves_every_seed_and_method(
+    folders: GlyphFolders, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache, weights = tmp_path / "cache", tmp_path / "weights.safetensors"
+    save_file(create_backbone("test_resnet", "none").model.state_dict(), weights)  # random ones are drawn by the seed
+    words = {"train": "tail", "steps": 2, "weights": weights, **SMALL}
+    for name, changes in {"first": {}, "seed": {"seed": 7}, "method": {"method": "source-only"}}.items():
+        caplog.clear()
+        given = {**words, **changes}
+        assert run_here(adapt_arguments(folders.source, folders.target, tmp_path / name, cache, **given)) == 0
+        made = [record.message for record in caplog.records if record.message.startswith("mosaics:")]
+        assert len(made) == (2 if name == "first" else 0), made
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_model_file_gives_the_same_scores(method: str, preset: str, tmp_path: Path) -> None:
+    given = {"method": method, "backbone": "test_resnet", "weights": "none", "train": "all", "crop": 32}
+    config = config_from_options({**given, "spa": True, "spa_preset": preset, "spa_vocabulary": 16})
+    config = replace(config, spa=resolve(config.spa))
+    made = build_method(config, 3).eval()
+    assert isinstance(made, SPA)
+    with torch.no_grad():
+        for tensor in (*made.parameters(), *made.buffers()):
+            if tensor.is_floating_point():
+                tensor.add_(0.05 * torch.rand(tensor.shape))
+    made.bins.copy_(torch.tensor([0, 1, 1, 2]))
+    save_model(tmp_path / "model.safetensors", made, config, ("a", "b", "c"))
+    loaded, info = load_model(tmp_path / "model.safetensors")
+    assert isinstance(loaded, SPA)
+    assert info.spa is not None and info.spa["spa_preset"] == preset
+    assert loaded.bins.tolist() == [0, 1, 1, 2]
+    images = torch.rand(4, 3, 32, 32)
+    with torch.no_grad():
+        ours, theirs = (m.score(m.features(images)) for m in (made, loaded))
+    assert torch.equal(ours.logits, theirs.logits) and torch.equal(ours.unknown, theirs.unknown)
