@@ -24,6 +24,7 @@ from unida.methods import METHODS
 from unida.methods.spa_options import SPAOptions, flag, resolve
 
 AUTO = "auto"  # of --tap and --spa.tap: measured when the run starts (unida.analysis.auto_tap)
+TRACKED = ("pas", "ntr", "dis")  # the measures that --track knows
 
 
 def default_cache() -> Path:
@@ -134,6 +135,8 @@ class OutputOptions:
     """Steps between two lines of losses."""
     eval_every: Annotated[int, _shown("N", "(default: 0, at the end only)")] = 0
     """Steps between two evaluations, where the target has labels."""
+    track: Annotated[str | None, _shown("NAMES", "(for instance ntr,dis; default: none)")] = None
+    """Measures of the features at every evaluation: pas (with --spa), ntr (where the target has labels), dis."""
     checkpoint_every: Annotated[int | None, _shown("N", "(default: 500 with a GPU, 50 without)")] = None
     """Steps between two checkpoints."""
     oracle_best: bool = False
@@ -247,6 +250,7 @@ def check(config: Config) -> Config:
         raise UserError("--oracle-best compares evaluations: say how often with --eval-every N")
     resolve(config.spa)  # refuses what cannot work
     _refuse_lost_choice(config)
+    _refuse_tracking(config)
     return config
 
 
@@ -256,6 +260,24 @@ def _refuse_lost_choice(config: Config) -> None:
         raise UserError(f"--tap auto is lost with --train {train}, which cuts the backbone nowhere: leave it out")
     if config.spa.spa_tap == AUTO and train == "head":
         raise UserError("--spa.tap auto is lost with --train head, which keeps pooled vectors only: leave it out")
+
+
+def tracked(output: OutputOptions) -> tuple[str, ...]:
+    """The names in --track."""
+    return tuple(name.strip() for name in output.track.split(",")) if output.track is not None else ()
+
+
+def _refuse_tracking(config: Config) -> None:
+    names = tracked(config.output)
+    for name in names:
+        if name not in TRACKED:
+            raise UserError(f"--track names {name!r}{_suggestion(name, TRACKED)}; there are {', '.join(TRACKED)}")
+    if names and not config.output.eval_every:
+        raise UserError("--track measures at every evaluation: say how often with --eval-every N")
+    if "pas" in names and not config.spa.spa:
+        raise UserError("--track pas is lost without words to measure against: add --spa, or leave pas out")
+    if "ntr" in names and not config.data.target_labels and config.data.benchmark is None:
+        raise UserError("--track ntr needs to know the target's private images: add --target-labels, or leave ntr out")
 
 
 def save_config(config: Config, path: Path) -> None:

@@ -9,7 +9,8 @@ import torch
 from lightning_fabric import Fabric
 
 from unida.analysis.auto_tap import choose_taps, has_open_tap, with_taps
-from unida.config import Config, config_from_yaml, config_to_yaml
+from unida.analysis.tracking import Tracking, tracked_note
+from unida.config import Config, config_from_yaml, config_to_yaml, tracked
 from unida.data.augment import Inputs, Preprocess
 from unida.data.domains import Source, Target, open_domains
 from unida.data.show import show_answers
@@ -66,6 +67,7 @@ def _carry_out(claim: Claim, fabric: Fabric) -> None:
         _refuse_uneven_batches(claim.config, fabric.world_size)
         domains = main_process_first(fabric, lambda: _open_all(claim.config, is_main))
         config = _with_chosen_taps(claim, domains, fabric).config
+        tracking = _open_tracking(config, domains)
         method = build_method(config, len(domains.source.classes))
         _refuse_crop(method, config)
     except UserError:
@@ -74,7 +76,7 @@ def _carry_out(claim: Claim, fabric: Fabric) -> None:
         raise
     if is_main:
         describe_start(config, domains.source, domains.target, str(fabric.device))
-    _train_and_report(fabric, method, domains, config, claim.folder)
+    _train_and_report(fabric, method, domains, tracking, config, claim.folder)
 
 
 def _claim_for_all(config: Config, fabric: Fabric) -> Claim:
@@ -152,16 +154,30 @@ def _open_inputs(fabric: Fabric, method: Method, domains: _Domains, config: Conf
     return inputs
 
 
-def _train_and_report(fabric: Fabric, method: Method, domains: _Domains, config: Config, folder: Path) -> None:
+def _open_tracking(config: Config, domains: _Domains) -> Tracking | None:
+    names = tracked(config.output)
+    return Tracking(names, domains.source, domains.target, domains.truth, config.training.seed) if names else None
+
+
+def _train_and_report(
+    fabric: Fabric, method: Method, domains: _Domains, tracking: Tracking | None, config: Config, folder: Path
+) -> None:
     started = time.monotonic()
     inputs = _open_inputs(fabric, method, domains, config)
 
+    def measure() -> dict[str, float]:
+        """What --track asks for, on the main process; the others wait for it at the next step."""
+        return tracking.measure(method, inputs, fabric) if tracking is not None and fabric.is_global_zero else {}
+
     def evaluate(step: int) -> dict[str, float | None]:
-        assert domains.truth is not None
         share_buffers(fabric, method)
-        _, result = evaluate_method(fabric, method, domains.truth, inputs)
-        log.info("step %d: %s", step, summary_line(result))
-        return result.scalars()
+        measures = measure()
+        metrics, told = {}, [tracked_note(measures)]
+        if domains.truth is not None:
+            _, result = evaluate_method(fabric, method, domains.truth, inputs)
+            metrics, told = result.scalars(), [summary_line(result), *told]
+        log.info("step %d: %s", step, "  ".join(filter(None, told)))
+        return {**metrics, **measures}
 
     source, target = domains.source, domains.target
     if method.backbone.frozen_at is None:  # every step looks at pixels
@@ -170,7 +186,8 @@ def _train_and_report(fabric: Fabric, method: Method, domains: _Domains, config:
     stream = BatchStream(source, target, inputs, config, fabric, method.pretext, method.balanced_source)
     if config.training.compile:
         method.backbone.compile()
-    training = Training(fabric, method, stream, config, folder, evaluate if domains.truth is not None else None)
+    has_evaluations = domains.truth is not None or tracking is not None
+    training = Training(fabric, method, stream, config, folder, evaluate if has_evaluations else None)
     training.run()
     share_buffers(fabric, method)
     if fabric.is_global_zero:
@@ -181,6 +198,7 @@ def _train_and_report(fabric: Fabric, method: Method, domains: _Domains, config:
         "peak_memory_bytes": peak_memory_bytes(fabric.device),
         "seconds": training.seconds_before + time.monotonic() - started,
     }
+    measures = measure()
     if domains.truth is not None:
         answers, result = evaluate_method(fabric, method, domains.truth, inputs)
         pixels = domains.truth.pixels
@@ -194,7 +212,9 @@ def _train_and_report(fabric: Fabric, method: Method, domains: _Domains, config:
         Predictions(named, unread).write_csv(folder / "predictions.csv")
         show_answers([(p.path, p.label) for p in named], folder / "answers.png")
         write_skipped(folder / "skipped.csv", skipped)
-        write_metrics(folder, result, facts, config)  # the last: a folder with metrics.json is a finished run
+        write_metrics(folder, result, facts, config, measures)  # the last: a folder with metrics.json is a finished run
+        if measures:
+            log.info("after the last step: %s", tracked_note(measures))
         describe_end(folder, result, answers, facts, len(domains.source.classes))
     fabric.barrier()
 

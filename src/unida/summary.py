@@ -5,6 +5,7 @@ import json
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from unida.config import Config
@@ -75,8 +76,18 @@ def describe_end(
     )
 
 
-def write_metrics(folder: Path, result: OpenSetResult | None, facts: Mapping[str, Any], config: Config) -> None:
-    """metrics.json: the last step's metrics, apart from them the oracle's if asked for, and what the run cost."""
+def write_metrics(
+    folder: Path,
+    result: OpenSetResult | None,
+    facts: Mapping[str, Any],
+    config: Config,
+    measures: Mapping[str, float] = MappingProxyType({}),
+) -> None:
+    """metrics.json: the last step's metrics, apart from them the oracle's if asked for, and what the run cost.
+
+    Args:
+        measures: of the last step's features, if --track asked for any.
+    """
     content: dict[str, Any] = {"cost": dict(facts)}
     if result is not None:
         content["last_step"] = result.scalars()
@@ -84,6 +95,8 @@ def write_metrics(folder: Path, result: OpenSetResult | None, facts: Mapping[str
         content["confusion"] = result.confusion.tolist()
         if config.output.oracle_best:
             content["oracle_best"] = oracle_best(folder, result, config)
+    if measures:
+        content["measures"] = dict(measures)
     write_text(folder / "metrics.json", json.dumps(content, indent=2) + "\n")
 
 

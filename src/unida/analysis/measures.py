@@ -192,9 +192,7 @@ def domain_invariance_score(
     is_target = np.arange(len(features)) >= len(source_features)
     domains = [np.flatnonzero(is_target == side) for side in (False, True)]
     domains = [rows[np.unique(images[rows], return_index=True)[1]] for rows in domains]  # every image once
-    for name, rows in zip(("source", "target"), domains, strict=True):
-        if len(rows) < 5:
-            raise UserError(f"the {name} has {len(rows)} different images: to hold out a fifth, five are needed")
+    refuse_few_images(*(images[rows] for rows in domains))
     size = min(len(rows) for rows in domains)
     errors = []
     for split in range(splits):
@@ -203,6 +201,14 @@ def domain_invariance_score(
         held_out = _held_out(images[rows], is_target[rows], draw)
         errors.append(_domain_error(features, is_target, rows[~held_out], rows[held_out]))
     return min(1.0, max(0.0, 2 * float(np.mean(errors))))
+
+
+def refuse_few_images(source_images: np.ndarray, target_images: np.ndarray) -> None:
+    """DIS holds out a fifth of each domain's different images: there must be five."""
+    for name, images in (("source", source_images), ("target", target_images)):
+        count = len(np.unique(images))
+        if count < 5:
+            raise UserError(f"the {name} has {count} different images: to hold out a fifth for DIS, five are needed")
 
 
 def _held_out(images: np.ndarray, is_target: np.ndarray, draw: np.random.Generator) -> np.ndarray:
