@@ -16,6 +16,7 @@ from unida.data.cache import open_pixels
 from unida.data.folders import scan
 from unida.data.glyphs import CLASSES, GlyphFolders, draw, write_glyphs
 from unida.errors import UserError
+from unida.methods.spa import SPA
 from unida.models.backbone import create_backbone
 
 
@@ -193,6 +194,36 @@ def test_features_that_a_run_has_kept_cost_nothing_more(work: Path) -> None:
     main(["adapt", *words, "--out", str(work / "run")])
     lines = lines_of(work, train="tail")
     assert any(line.startswith("features to compute: 0 views, 0.00 GiB in ") for line in lines)
+
+
+def test_mosaics_are_counted_until_a_run_has_made_them(work: Path) -> None:
+    given = {"train": "tail", "spa": True, "spa_pool": 64, "spa_vocabulary": 8}
+    before = lines_of(work, **given)
+    # 54 views as without SPA, and 64 mosaics of each domain.
+    assert any(line.startswith("features to compute: 182 views, ") for line in before)
+    words = [w for k, v in options(work, steps=1, train="tail").items() for w in (f"--{k.replace('_', '-')}", str(v))]
+    spa = ["--spa", "--spa.pool", "64", "--spa.vocabulary", "8"]
+    main(["adapt", *words, *spa, "--out", str(work / "run")])
+    assert any(line.startswith("features to compute: 0 views, ") for line in lines_of(work, **given))
+
+
+@pytest.mark.parametrize(("preset", "turns"), [("paper", ["goal", "pretext"]), ("best", ["goal"])])
+def test_a_step_is_timed_with_all_its_turns_and_mosaics(
+    preset: str, turns: list[str], work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unida.check._time", lambda run, fabric: (run(), 1.0)[1])
+    taken: list[tuple[str, set[str]]] = []
+    losses = SPA.turn_losses
+
+    def noted(self: SPA, turn: str, *batches: Any) -> dict[str, Any]:
+        found = losses(self, turn, *batches)
+        taken.append((turn, set(found)))
+        return found
+
+    monkeypatch.setattr(SPA, "turn_losses", noted)
+    lines_of(work, train="all", spa=True, spa_preset=preset, spa_vocabulary=8)
+    assert [turn for turn, _ in taken] == turns
+    assert {"words", "count"} <= taken[-1][1]
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------

@@ -18,11 +18,12 @@ from unida.methods.base import Method, SourceBatch, TargetBatch
 from unida.modelfile import build_method
 from unida.models.features import FeatureInputs
 from unida.models.shelf import stem_of
+from unida.pretext.instance_count import PretextBatch
 from unida.processes import open_fabric
 from unida.progress import duration
 from unida.runfolder import complete
 from unida.training.memory import keep_freed_memory
-from unida.training.optim import build_optimiser
+from unida.training.optim import build_optimisers
 
 log = logging.getLogger("unida")
 
@@ -124,25 +125,31 @@ def _measure(fabric: Fabric, method: Method, source: Source, target: Target, con
         stem = stem_of(backbone, config.data.crop, config.model.feature_format)
         inputs = FeatureInputs(preprocess, stem, config.model.views, config.data.cache)
         missing = inputs.count_missing([(source.pixels, True), (target.pixels, True)])
+        if method.pretext is not None and config.spa.spa_pool is not None:
+            both = (source.pixels, target.pixels)
+            missing += inputs.count_missing_mosaics(method.pretext, both, config.spa.spa_pool)
         kept = missing * 2 * int(np.prod(stem.shape))
         with torch.inference_mode():
             per_view = _time(lambda: backbone.stem(images), fabric) / size
             images, target_images = backbone.stem(images), backbone.stem(target_images)
         images, target_images = images.clone(), target_images.clone()  # inference tensors cannot be trained on
         backbone.starts_at_tap = True
-    optimiser = build_optimiser(method, config.training)
+    optimisers = build_optimisers(method, config.training)
     labels = torch.from_numpy(source.labels[index]).to(fabric.device)
+    # A mosaic takes the network as long as any image.
+    mosaics = [PretextBatch(x, torch.zeros_like(labels)) if method.pretext else None for x in (images, target_images)]
     batches = (
-        SourceBatch(images, labels, torch.from_numpy(index)),
-        TargetBatch(target_images, torch.from_numpy(target_index)),
+        SourceBatch(images, labels, torch.from_numpy(index), mosaics[0]),
+        TargetBatch(target_images, torch.from_numpy(target_index), mosaics[1]),
     )
 
     def step() -> None:
-        with fabric.autocast():
-            losses = method.train()(*batches, 0)
-        torch.stack(list(losses.values())).sum().backward()
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
+        for turn, optimiser in optimisers.items():
+            with fabric.autocast():
+                losses = method.train()(*batches, 0, turn)
+            torch.stack(list(losses.values())).sum().backward()
+            optimiser.step()
+            method.zero_grad(set_to_none=True)
 
     per_step = _time(step, fabric)
     with torch.inference_mode():

@@ -72,13 +72,19 @@ class FeatureInputs:
 
     def prepare_pools(self, task: InstanceCount, domains: Sequence[Pixels], size: int, visible: bool) -> None:
         """Make the mosaics of each domain that `pretext` draws from."""
-        for pixels in domains:
-            pool = PretextPool(task, pixels, size, self.preprocess, self.stem, self.cache_dir)
+        for pool in self._pools_for(task, domains, size):
             try:
                 pool.prepare(visible)
             except OSError as error:
                 raise self._cannot_keep(error) from error
             self._pools.append(pool)
+
+    def count_missing_mosaics(self, task: InstanceCount, domains: Sequence[Pixels], size: int) -> int:
+        """How many mosaics are still to be made; arguments as in `prepare_pools`."""
+        return sum(pool.count_missing() for pool in self._pools_for(task, domains, size))
+
+    def _pools_for(self, task: InstanceCount, domains: Sequence[Pixels], size: int) -> list[PretextPool]:
+        return [PretextPool(task, pixels, size, self.preprocess, self.stem, self.cache_dir) for pixels in domains]
 
     def count_missing(self, sets: Sequence[tuple[Pixels, bool]]) -> int:
         """How many views are still to be computed; arguments as in `prepare`."""

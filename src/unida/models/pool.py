@@ -64,6 +64,10 @@ class PretextPool:
         chosen = draw.integers(self.size, size=count)[part]
         return PretextBatch(self.shelf.read(self._rows[chosen]), torch.from_numpy(self._counts[chosen] - 1))
 
+    def count_missing(self) -> int:
+        """How many mosaics are still to be made."""
+        return len(self._missing()) * CHUNK
+
     def prepare(self, visible: bool) -> None:
         """Make what is not there yet, with a word on how long it takes."""
         if not self._missing():
