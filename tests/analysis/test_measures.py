@@ -1,6 +1,7 @@
 """NTR, DIS and PAS against independent versions, and on data whose answer is known."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -145,6 +146,11 @@ def test_the_source_learns_from_no_image_that_it_is_measured_on(monkeypatch: pyt
         assert len(learned) == 2 * 5 and len(seen) == 5 * 5 and int(is_private.sum()) == 3 * 5
         known_classes = {int(row) % 5 for row in learned[:, 0]}
         assert {int(row) % 5 for row in seen[is_private][:, 0]} == set(range(5)) - known_classes
+
+
+def test_classes_of_one_image_leave_nothing_to_hold_out() -> None:
+    with pytest.raises(UserError, match="no class of the source has two images"):
+        source_negative_transfer_risk(torch.randn(6, 2), torch.arange(6))
 
 
 def test_two_classes_cannot_play_private() -> None:
@@ -313,6 +319,12 @@ def test_there_are_no_more_words_than_locations() -> None:
 def test_definition_1_chooses(ntr: list[float], dis: list[float], chosen: int) -> None:
     assert choose_tap(ntr, dis) == chosen
     assert choose_tap([100 * value - 3 for value in ntr], [7 * value for value in dis]) == chosen  # any scale
+
+
+@pytest.mark.parametrize(("among", "chosen"), [(range(3), 2), (range(4), 2), ([0, 1], 1), ([3], 3), ([2, 0], 2)])
+def test_a_choice_among_some_places_keeps_the_thresholds_of_all(among: Sequence[int], chosen: int) -> None:
+    """Of the first three places alone, NTR's range would end at 0.45, and only the first would pass its middle."""
+    assert choose_tap([0.0, 0.4, 0.45, 1.0], [1.0, 0.9, 0.8, 0.0], among) == chosen
 
 
 def test_curves_of_different_length_cannot_be_compared() -> None:
