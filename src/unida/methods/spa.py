@@ -48,10 +48,13 @@ ONCE = sys.maxsize  # a round before step 0, and none after
 BATCHES_FOR_BINS = 8  # of mosaics of each domain, to see which numbers of images can be told apart
 SAMPLED_IMAGES = 300  # of each domain, to find words in
 SAMPLED_LOCATIONS = 8000  # of all of them
+ROOT_SHARE = 0.25  # length of a histogram scaled by its root, as a share of the pooled features'
 
 
 class WordBackbone(nn.Module):
     """What the method under SPA takes for its backbone: the feature is, or ends with, the word histogram."""
+
+    length: Tensor
 
     def __init__(self, backbone: Backbone, options: SPAOptions) -> None:
         super().__init__()
@@ -71,6 +74,7 @@ class WordBackbone(nn.Module):
         histogram_size = count if in_feature else 0
         alone = in_feature and options.spa_place == "instead"
         self.num_features = histogram_size + (0 if alone else backbone.num_features)
+        self.register_buffer("length", torch.ones(()))  # of pooled features, before training
         self.seen: list[tuple[Tensor, Tensor]] | None = None  # while recording, what `forward` met
 
     def forward(self, images: Tensor) -> Tensor:
@@ -100,6 +104,10 @@ class WordBackbone(nn.Module):
             return state
         return backbone.pool(state if self.tap == backbone.taps[-1] else backbone.run(state, after=self.tap))
 
+    def pooled_length(self, images: Tensor) -> Tensor:
+        """(B,) ‖f‖ of the pooled features."""
+        return self._pooled(self.backbone.state(images, upto=self.tap)).float().norm(dim=1)
+
     def scaled(self, shares: Tensor) -> Tensor:
         """ψ (B, K) as heads get to see it.
 
@@ -107,6 +115,9 @@ class WordBackbone(nn.Module):
         """
         if self.normalise is not None:
             return F.relu(self.normalise(shares))
+        if self.options.spa_scale == "root":
+            # Of length 1 whatever the words (Hellinger's map), then a share of the pooled feature beside it.
+            return shares.clamp_min(1e-9).sqrt() * (ROOT_SHARE * self.length)
         if self.options.spa_scale == "unit":
             return F.normalize(shares, dim=1) / 0.05  # OVANet's temperature for normalised features
         return shares * shares.shape[1] if self.options.spa_scale == "count" else shares
@@ -168,7 +179,8 @@ class SPA(Method):
         self.unknown_threshold = self.base.unknown_threshold
         self.balanced_source = self.base.balanced_source
         self.default_lr, self.lr_decay = self.base.default_lr, self.base.lr_decay
-        prepares = options.spa_init == "kmeans" or (self.pretext is not None and bins == "auto")
+        found_before = options.spa_init == "kmeans" or options.spa_scale == "root"
+        prepares = found_before or (self.pretext is not None and bins == "auto")
         self.round_every = self.base.round_every or (ONCE if prepares else 0)
         self._joint = options.spa_updates == "joint"
         self._learns = self.pretext is not None or options.spa_entropy == "on"
@@ -285,6 +297,8 @@ class SPA(Method):
         if step == 0:
             if self.options.spa_init == "kmeans":
                 self._find_words(sweep)
+            if self.options.spa_scale == "root":
+                self._measure_length(sweep)
             if self.options.spa_bins == "auto" and self.pretext is not None:
                 self._merge_bins(sweep)
         if self.base.round_every:
@@ -299,6 +313,10 @@ class SPA(Method):
             sample = F.normalize(sample, dim=1)
         centres = kmeans(sample, len(self.words.words.prototypes), seed=0).centres
         self.words.words.prototypes.data[: len(centres)] = centres  # fewer where there are fewer different points
+
+    def _measure_length(self, sweep: Sweep) -> None:
+        lengths = [sweep(domain, self.words.pooled_length, SAMPLED_IMAGES) for domain in DOMAINS]
+        self.words.length.copy_(torch.cat(lengths).mean())
 
     def _locations(self, images: Tensor) -> Tensor:
         """(B, U, D) features at every location."""

@@ -31,9 +31,10 @@ class SPAOptions:
     spa_place: Annotated[Literal["instead", "beside"] | None, _named("place", "instead|beside")] = None
     """Where the histogram stands in the feature: instead of the pooled vector, or beside it."""
     spa_scale: Annotated[
-        Literal["raw", "count", "unit", "batchnorm"] | None, _named("scale", "raw|count|unit|batchnorm")
+        Literal["raw", "count", "root", "unit", "batchnorm"] | None, _named("scale", "raw|count|root|unit|batchnorm")
     ] = None
-    """The histogram for the heads: as it is; times the number of words; of length 20; ReLU of its BatchNorm."""
+    """The histogram for the heads: as it is; times the number of words; its root, a quarter as long as the pooled
+    feature; of length 20; ReLU of its BatchNorm."""
     spa_vocabulary: Annotated[int | None, _named("vocabulary", "K")] = None
     """Number of words."""
     spa_tap: Annotated[str | None, _named("tap", "NAME", "(default: the last)")] = None
@@ -94,8 +95,8 @@ PAPER: dict[str, Any] = {
 # What differs was measured on Office-31 (docs/spa.md).
 BEST: dict[str, Any] = {
     **PAPER,
-    "spa_words": "off",
     "spa_place": "beside",
+    "spa_scale": "root",
     "spa_vocabulary": 256,
     "spa_similarity": "cosine",
     "spa_temperature": 0.05,
@@ -103,7 +104,8 @@ BEST: dict[str, Any] = {
     "spa_learn": "off",
     "spa_updates": "joint",
     "spa_anchored": "on",
-    "spa_statistics": "images",
+    "spa_entropy_weight": 10.0,
+    "spa_pretext_weight": 0.3,
 }
 
 PRESETS = {"paper": PAPER, "best": BEST}
