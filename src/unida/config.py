@@ -294,7 +294,8 @@ def config_from_yaml(text: str) -> Config:
     """An option that the text lacks has its default: the text may be older than the option."""
     plain = yaml.safe_load(text)
     cls = config_class(plain["training"]["method"])
-    return cls(**{group: _build(kind, plain.get(group, {})) for group, kind in _groups(cls).items()})
+    groups = {"spa": {}, **plain}  # which is newer than some files; without another group it is no config
+    return cls(**{group: _build(kind, groups[group]) for group, kind in _groups(cls).items()})
 
 
 def load_config(path: Path) -> Config:
