@@ -238,6 +238,17 @@ def test_no_import_leads_from_training_to_evaluation(package: str) -> None:
     """Not directly, not through another module. Dynamic imports would be seen as calls of importlib: there are none."""
     names = modules_of(package)
     assert len(names) > 1
+    assert_no_way_to_the_truth(names)
+
+
+def test_no_import_leads_from_the_choice_of_a_tap_to_evaluation() -> None:
+    """It is made before training, from images of the target, and steers it."""
+    assert_no_way_to_the_truth(["unida.analysis.auto_tap"])
+    with pytest.raises(AssertionError):
+        assert_no_way_to_the_truth(["unida.analysis.tracking"])  # which looks on, and steers nothing
+
+
+def assert_no_way_to_the_truth(names: list[str]) -> None:
     to_visit, reached = list(names), set(names)
     while to_visit:
         for name in imports_of(to_visit.pop()) - reached:
