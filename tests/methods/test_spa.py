@@ -287,7 +287,7 @@ def test_the_anchored_loss_is_the_slow_formula_and_knows_the_pretrained_network(
                     terms.append(np.log(np.exp(logits - logits.max()).sum()) + logits.max() - logits[anchor])
         means.append(np.mean(terms))
     found = method.word_losses(*batches, [])["words"].item()
-    assert found == pytest.approx(float(np.mean(means)), rel=1e-3)
+    assert found == pytest.approx(PRESETS["best"]["spa_entropy_weight"] * float(np.mean(means)), rel=1e-3)
     plain = build(preset="best", anchored="off").eval()
     plain.load_state_dict(method.state_dict())
     assert plain.word_losses(*batches, [])["words"].item() != pytest.approx(found, rel=0.05)
@@ -507,7 +507,7 @@ def test_heads_start_as_they_would_without_spa(name: str) -> None:
     """Where the feature has the same size: runs with and without SPA differ by SPA alone."""
     given = {"method": name, "backbone": "test_resnet.r160_in1k", "weights": "none", "train": "all", "seed": 5}
     bare = build_method(config_from_options(given), CLASSES)
-    config = config_from_options({**given, "spa": True, "spa_vocabulary": WORDS})
+    config = config_from_options({**given, "spa": True, "spa_vocabulary": WORDS, "spa_words": "off"})
     with_spa = build_method(replace(config, spa=resolve(config.spa)), CLASSES)
     assert isinstance(with_spa, SPA)
     theirs = with_spa.base.state_dict()
@@ -531,7 +531,7 @@ def test_watched_numbers_are_what_they_say(preset: str, batches: Batches) -> Non
     locations = at.flatten(2).transpose(1, 2).flatten(0, 1).double().numpy()
     cosines = [max(V @ h) / np.linalg.norm(h) if h.any() else 0.0 for h in locations]
     usage = log_words.exp().mean(dim=(0, 1))
-    watched = {name: number.item() for name, number in method.watched.items()}
+    watched = {name: number().item() for name, number in method.watched.items()}
     assert watched["pas"] == pytest.approx(float(np.mean(cosines)), rel=1e-4)
     assert watched["word_entropy"] == pytest.approx(-(log_words.exp() * log_words).sum(dim=2).mean().item(), rel=1e-4)
     assert watched["usage_entropy"] == pytest.approx(-(usage * usage.log()).sum().item(), rel=1e-4)
@@ -544,7 +544,7 @@ def test_watched_numbers_are_what_they_say(preset: str, batches: Batches) -> Non
         right = (said == batch.pretext.labels).float().mean().item()
         assert watched[f"count_accuracy_{domain}"] == pytest.approx(right)
     assert watched["words_in_use"] <= WORDS + 1e-3
-    assert not any(number.requires_grad for number in method.watched.values())
+    assert not any(number().requires_grad for number in method.watched.values())
 
 
 # ---- options that cannot work ----------------------------------------------------------------------------------------
@@ -573,3 +573,16 @@ def test_words_on_other_backbones(name: str, batches: Batches) -> None:
     with torch.no_grad():
         at = map_at(method.backbone, method.backbone.state(batches[0].images, upto=tap), tap)
     assert at.shape[1] == method.words.words.prototypes.shape[1]
+
+
+def test_the_root_of_the_histogram_is_a_quarter_as_long_as_the_pooled_feature(batches: Batches) -> None:
+    """Beside the pooled vector, so that heads without bias and normalisation hear both."""
+    method = prepare(build(preset="best"), batches).eval()
+    with torch.no_grad():
+        pooled = [method.backbone(batch.images).norm(dim=1) for batch in batches]
+        feature = method.features(batches[0].images)
+    length = torch.cat(pooled).mean().item()
+    root = feature[:, -WORDS:]
+    assert root.norm(dim=1).numpy() == pytest.approx(0.25 * length, rel=1e-3)
+    shares = histogram(method.words.words(method.words.map(batches[0].images)))
+    assert (root / root.norm(dim=1, keepdim=True)).square().numpy() == pytest.approx(shares.detach().numpy(), abs=1e-5)

@@ -88,7 +88,8 @@ class Method(nn.Module):
 
     def __init__(self, backbone: Backbone, num_classes: int, options: Any) -> None:
         super().__init__()
-        self.watched: dict[str, Tensor] = {}  # numbers of the last step that are no losses, for the log
+        # Numbers of the last step that are no losses: functions, called when a step is logged.
+        self.watched: dict[str, Callable[[], Tensor]] = {}
         self.backbone = backbone
         self.num_classes = num_classes
         self.options = options

@@ -145,8 +145,9 @@ class DCC(Method):
             losses |= self._matched_losses(source.extra[MATCHED], target.extra[MATCHED], step)
         if CLUSTERED in target.extra:
             losses["memory"] = ramp(step, self.steps) * self._memory_loss(target.extra[CLUSTERED], step)
-        found = {"clusters": len(self.groups().clusters), "matched": len(self.groups().classes)}
-        self.watched |= {name: torch.tensor(number, device=source.labels.device) for name, number in found.items()}
+        groups, device = self.groups(), source.labels.device
+        self.watched["clusters"] = lambda: torch.tensor(len(groups.clusters), device=device)
+        self.watched["matched"] = lambda: torch.tensor(len(groups.classes), device=device)
         return losses
 
     def _matched_losses(self, source_images: Tensor, target_images: Tensor, step: int) -> dict[str, Tensor]:

@@ -23,7 +23,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -51,6 +51,14 @@ SAMPLED_LOCATIONS = 8000  # of all of them
 ROOT_SHARE = 0.25  # length of a histogram scaled by its root, as a share of the pooled features'
 
 
+class Seen(NamedTuple):
+    """What the goal's losses made of a batch of images, so that it need not be made twice."""
+
+    images: Tensor
+    features: Tensor  # (B, D, H, W)
+    log_words: Tensor | None  # (B, U, K)
+
+
 class WordBackbone(nn.Module):
     """What the method under SPA takes for its backbone: the feature is, or ends with, the word histogram."""
 
@@ -75,19 +83,21 @@ class WordBackbone(nn.Module):
         alone = in_feature and options.spa_place == "instead"
         self.num_features = histogram_size + (0 if alone else backbone.num_features)
         self.register_buffer("length", torch.ones(()))  # of pooled features, before training
-        self.seen: list[tuple[Tensor, Tensor]] | None = None  # while recording, what `forward` met
+        self.seen: list[Seen] | None = None  # while recording, what `forward` met
 
     def forward(self, images: Tensor) -> Tensor:
         """Images, or what stands for them → (B, num_features)."""
         options, parts = self.options, []
         state = self.backbone.state(images, upto=self.tap)
         features = map_at(self.backbone, state, self.tap)
-        if self.seen is not None:
-            self.seen.append((images, features))
+        log_words = None
         if options.spa_words == "off" or options.spa_place == "beside":
             parts.append(self._pooled(state))
         if options.spa_words == "on":
-            parts.append(self.scaled(histogram(self.words(features, updating=self.goal_learns))))
+            log_words = self.words(features, updating=self.goal_learns)
+            parts.append(self.scaled(histogram(log_words)))
+        if self.seen is not None:  # log φ can serve twice if the gradients are to reach the same weights
+            self.seen.append(Seen(images, features, log_words if self.goal_learns == self.pretext_learns else None))
         return torch.cat(parts, dim=1)
 
     def map(self, images: Tensor) -> Tensor:
@@ -123,7 +133,7 @@ class WordBackbone(nn.Module):
         return shares * shares.shape[1] if self.options.spa_scale == "count" else shares
 
     @contextmanager
-    def recording(self) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    def recording(self) -> Iterator[list[Seen]]:
         """Collects images and the maps that `forward` made of them, so that they need not be made twice."""
         self.seen = []
         try:
@@ -228,13 +238,11 @@ class SPA(Method):
             losses = self.base.training_step(source, target, step)
         return {**losses, **self.word_losses(source, target, seen)}
 
-    def word_losses(
-        self, source: SourceBatch, target: TargetBatch, seen: list[tuple[Tensor, Tensor]]
-    ) -> dict[str, Tensor]:
+    def word_losses(self, source: SourceBatch, target: TargetBatch, seen: list[Seen]) -> dict[str, Tensor]:
         """The pretext and entropy losses.
 
         Args:
-            seen: pairs (images, map) that were computed already in this step.
+            seen: what was computed already in this step.
         """
         losses, options = {}, self.options
         if options.spa_entropy == "on":
@@ -247,13 +255,13 @@ class SPA(Method):
             losses["count"] = options.spa_pretext_weight * (of_source + of_target)
         return losses
 
-    def _entropy_loss(self, source: SourceBatch, target: TargetBatch, seen: list[tuple[Tensor, Tensor]]) -> Tensor:
+    def _entropy_loss(self, source: SourceBatch, target: TargetBatch, seen: list[Seen]) -> Tensor:
         """The mean over the un-shuffled images of both domains; batches of the two are of one size."""
         means, maps, logs = [], [], []
         for images in (source.images, target.images):
-            features = next((features for met, features in seen if met is images), None)
+            _, features, log_words = next((it for it in seen if it.images is images), (None, None, None))
             features = self.words.map(images) if features is None else features
-            log_words = self.words.log_words(features)
+            log_words = self.words.log_words(features) if log_words is None else log_words
             means.append(self._anchored_entropy(log_words, images) if self._pretrained else word_entropy(log_words))
             maps.append(features.detach())
             logs.append(log_words.detach())
@@ -280,17 +288,21 @@ class SPA(Method):
         shares = histogram(self.words.log_words(self.words.map(batch.images)))
         logits = self.count(shares * shares.shape[1]).float()  # times K: as the heads, f_n needs numbers around 1
         labels = self.bins[batch.labels]
-        self.watched[f"count_accuracy_{domain}"] = (logits.detach().argmax(dim=1) == labels).float().mean()
+        guesses = logits.detach().argmax(dim=1)
+        self.watched[f"count_accuracy_{domain}"] = lambda: (guesses == labels).float().mean()
         return F.cross_entropy(logits, labels)
 
     def _watch(self, features: Tensor, log_words: Tensor) -> None:
         """The paper's PAS, which is to rise; and signs of a collapse: all locations sure, all of the same few words."""
-        usage = log_words.exp().mean(dim=(0, 1))
+
+        def usage_entropy() -> Tensor:
+            return entropy(log_words.exp().mean(dim=(0, 1)))
+
         self.watched |= {
-            "pas": prototype_alignment_score(features, self.words.words.prototypes.detach()).mean(),
-            "word_entropy": word_entropy(log_words),
-            "usage_entropy": entropy(usage),
-            "words_in_use": entropy(usage).exp(),  # the number of words that an even use of that entropy has
+            "pas": lambda: prototype_alignment_score(features, self.words.words.prototypes.detach()).mean(),
+            "word_entropy": lambda: word_entropy(log_words),
+            "usage_entropy": usage_entropy,
+            "words_in_use": lambda: usage_entropy().exp(),  # the number of words that an even use of that entropy has
         }
 
     def on_round(self, step: int, sweep: Sweep) -> None:

@@ -269,7 +269,7 @@ class Training:
 
     def _log(self, losses: dict[str, Tensor]) -> str:
         """Write this step's losses (the mean over processes). Returns them as a note for the progress bar."""
-        watched = {name: number.float() for name, number in self.method.watched.items()}
+        watched = {name: number().float() for name, number in self.method.watched.items()}
         mean = self._all_reduce(torch.stack([*losses.values(), *watched.values()]), "mean").tolist()
         numbers = dict(zip(losses, mean, strict=False))
         if self.metrics is not None:
