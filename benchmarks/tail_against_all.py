@@ -24,6 +24,7 @@ def main() -> None:
     parser.add_argument("--root", type=Path, required=True)
     parser.add_argument("--tail-steps", type=int, default=300)
     parser.add_argument("--all-steps", type=int, default=300)
+    parser.add_argument("--views", type=int, default=4, help="kept of each image for the tail")
     parser.add_argument("--csv", type=Path, default=Path(__file__).with_suffix(".csv"))
     options = parser.parse_args()
     task = {"benchmark": "office31", "root": options.root, "pair": "amazon:dslr", "method": "ovanet"}
@@ -31,10 +32,9 @@ def main() -> None:
         work = Path(folder)
         task["cache"] = work / "cache"
         unida.adapt(out=work / "decode", steps=1, train="all", **task)  # decodes the images
-        seconds, tail = timed(lambda: unida.adapt(out=work / "tail", steps=options.tail_steps, train="tail", **task))
-        again, _ = timed(
-            lambda: unida.adapt(out=work / "again", steps=options.tail_steps, train="tail", seed=1, **task)
-        )
+        short = {**task, "steps": options.tail_steps, "train": "tail", "views": options.views}
+        seconds, tail = timed(lambda: unida.adapt(out=work / "tail", **short))
+        again, _ = timed(lambda: unida.adapt(out=work / "again", seed=1, **short))
         whole = unida.adapt(out=work / "all", steps=options.all_steps, train="all", eval_every=20, **task)
         cost = json.loads((whole.folder / "metrics.json").read_text())["cost"]
         lines = [json.loads(line) for line in (whole.folder / "metrics.jsonl").read_text().splitlines()]
@@ -57,6 +57,7 @@ def main() -> None:
         ],
         options.csv,
         pair="amazon:dslr unida",
+        views=options.views,
     )
 
 
