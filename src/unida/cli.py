@@ -257,7 +257,7 @@ def _demo(arguments: list[str]) -> None:
     from unida.demo import DemoOptions, run_demo
     from unida.training.loop import Interrupted
 
-    description = "Source-only and OVANet, side by side, on generated pictures."
+    description = "Source-only, OVANet and OVANet+SPA, side by side, on generated pictures."
     options = _parse(DemoOptions, "unida demo", arguments, description)
     try:
         run_demo(options)

@@ -10,7 +10,7 @@ from unida.models.weights import LITE0_WHEEL
 from unida.training.loop import Interrupted
 
 
-def test_demo_says_what_it_does_counts_what_it_draws_and_shows_both_methods(
+def test_demo_says_what_it_does_counts_what_it_draws_and_shows_every_method(
     tmp_path: Path, cli: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip(LITE0_WHEEL, reason="needs unida[offline]")
@@ -21,14 +21,14 @@ def test_demo_says_what_it_does_counts_what_it_draws_and_shows_both_methods(
     assert answer.code == 0, answer.err
     lines = answer.err.splitlines()
     # Two pictures of 15 classes of the source and 20 of the target.
-    assert "draws 70 pictures" in lines[0] and "1 steps each" in lines[0] and "about a minute" in lines[0]
+    assert "draws 70 pictures" in lines[0] and "1 steps each" in lines[0] and "about two minutes" in lines[0]
     drawn = [line.split()[1] for line in lines if line.startswith("drawing: ")]
     assert drawn == [f"{done}/70" for done in range(1, 71)]
     assert len(list((out / "data").rglob("*.png"))) == 70
-    for method in ("source-only", "ovanet"):
+    for method in ("source-only", "ovanet", "ovanet+spa"):
         assert f"│ {method} " in answer.out
         assert (out / method / "metrics.json").exists()
-    assert f"next: unida predict {out / 'ovanet'} {out / 'data' / 'target'} --csv answers.csv" in answer.out
+    assert f"next: unida predict {out / 'ovanet+spa'} {out / 'data' / 'target'} --csv answers.csv" in answer.out
 
 
 def test_an_interrupted_demo_says_how_to_go_on(tmp_path: Path, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
