@@ -10,7 +10,7 @@ import torch
 from lightning_fabric import Fabric
 
 from unida.analysis.auto_tap import choose_taps, has_open_tap, with_taps
-from unida.config import Config
+from unida.config import Config, tracked
 from unida.data.augment import Preprocess
 from unida.data.cache import Pixels
 from unida.data.domains import Source, Target, benchmark_pair, open_domains
@@ -124,7 +124,8 @@ def _measure(fabric: Fabric, method: Method, source: Source, target: Target, con
     if backbone.frozen_at is not None:
         stem = stem_of(backbone, config.data.crop, config.model.feature_format)
         inputs = FeatureInputs(preprocess, stem, config.model.views, config.data.cache)
-        missing = inputs.count_missing([(source.pixels, True), (target.pixels, True)])
+        of_source = inputs.every_view if method.looks_at_source or tracked(config.output) else inputs.training_views
+        missing = inputs.count_missing([(source.pixels, of_source), (target.pixels, inputs.every_view)])
         if method.pretext is not None and config.spa.spa_pool is not None:
             both = (source.pixels, target.pixels)
             missing += inputs.count_missing_mosaics(method.pretext, both, config.spa.spa_pool)

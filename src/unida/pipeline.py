@@ -22,7 +22,7 @@ from unida.evaluation.truth import Truth, read_truth
 from unida.methods.base import Method
 from unida.methods.spa_options import leaves_parameters_unused
 from unida.modelfile import build_method, save_model
-from unida.models.features import FeatureInputs
+from unida.models.features import TEST_VIEW, FeatureInputs
 from unida.models.shelf import stem_of
 from unida.processes import main_process_first, open_fabric, share_buffers, told_by_main_process
 from unida.runfolder import Claim, claim_folder, is_finished, keep_config
@@ -142,9 +142,11 @@ def _open_inputs(fabric: Fabric, method: Method, domains: _Domains, config: Conf
     method.to(fabric.device)
     stem = stem_of(backbone, config.data.crop, config.model.feature_format)
     inputs = FeatureInputs(preprocess, stem, config.model.views, config.data.cache)
-    sets = [(domains.source.pixels, True), (domains.target.pixels, True)]
+    looks = method.looks_at_source or bool(tracked(config.output))
+    of_source = inputs.every_view if looks else inputs.training_views
+    sets = [(domains.source.pixels, of_source), (domains.target.pixels, inputs.every_view)]
     if domains.truth is not None:
-        sets.append((domains.truth.pixels, False))
+        sets.append((domains.truth.pixels, TEST_VIEW))
     main_process_first(fabric, lambda: inputs.prepare(sets, fabric.is_global_zero))
     task, pool = method.pretext, config.spa.spa_pool
     if task is not None and pool is not None:

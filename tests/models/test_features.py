@@ -13,7 +13,7 @@ from unida.data.folders import scan
 from unida.data.glyphs import write_glyphs
 from unida.errors import UserError
 from unida.models.backbone import POOLED, Backbone, create_backbone
-from unida.models.features import FeatureInputs
+from unida.models.features import TEST_VIEW, FeatureInputs
 from unida.models.shelf import Shelf, stem_of
 
 CROP, VIEWS = 32, 2
@@ -71,7 +71,7 @@ def test_the_test_view_is_the_stem_of_the_central_crop_in_16_bits(
     backbone: Backbone, pixels: Pixels, tmp_path: Path
 ) -> None:
     inputs = inputs_for(backbone, tmp_path)
-    inputs.prepare([(pixels, True)], visible=False)
+    inputs.prepare([(pixels, inputs.every_view)], visible=False)
     index = np.array([4, 0, 7])
     with torch.no_grad():
         expected = backbone.stem(inputs.preprocess.test_view(pixels, index)).half().float()
@@ -82,7 +82,7 @@ def test_training_views_are_kept_views_and_their_draw_does_not_depend_on_the_sha
     backbone: Backbone, pixels: Pixels, tmp_path: Path
 ) -> None:
     inputs = inputs_for(backbone, tmp_path)
-    inputs.prepare([(pixels, True)], visible=False)
+    inputs.prepare([(pixels, inputs.every_view)], visible=False)
     index = np.arange(len(pixels))
     whole = inputs.training_view(pixels, index, np.random.default_rng(3), slice(None))
     parts = [
@@ -101,15 +101,15 @@ def test_what_is_there_is_not_computed_again_and_new_images_are(
     source, target = pixels_of(folders / "source", tmp_path), pixels_of(folders / "target", tmp_path)
     first = inputs_for(backbone, tmp_path)
     counting = Counting(first, monkeypatch)
-    first.prepare([(source, True)], visible=False)
+    first.prepare([(source, first.every_view)], visible=False)
     assert counting.images == len(source) * (VIEWS + 1)
     again = inputs_for(backbone, tmp_path)  # as another run, method or seed would
     counting = Counting(again, monkeypatch)
-    again.prepare([(source.subset([5, 1, 2]), True), (target, False)], visible=False)
+    again.prepare([(source.subset([5, 1, 2]), again.every_view), (target, TEST_VIEW)], visible=False)
     assert counting.images == len(target), "the subset's features are there; the target needs its test view"
     more = inputs_for(backbone, tmp_path, views=VIEWS + 1)
     counting = Counting(more, monkeypatch)
-    more.prepare([(source, True)], visible=False)
+    more.prepare([(source, more.every_view)], visible=False)
     assert counting.images == len(source), "one more view, and no more than that"
 
 
@@ -118,7 +118,7 @@ def test_an_interruption_half_way_keeps_what_was_done_and_computes_the_rest(
 ) -> None:
     monkeypatch.setattr("unida.models.features.BATCH", 2)
     whole = inputs_for(backbone, tmp_path / "whole")
-    whole.prepare([(pixels, True)], visible=False)
+    whole.prepare([(pixels, whole.every_view)], visible=False)
     broken = inputs_for(backbone, tmp_path / "broken")
     compute, calls = broken._compute, []
 
@@ -130,10 +130,10 @@ def test_an_interruption_half_way_keeps_what_was_done_and_computes_the_rest(
 
     monkeypatch.setattr(broken, "_compute", dies)
     with pytest.raises(KeyboardInterrupt):
-        broken.prepare([(pixels, True)], visible=False)
+        broken.prepare([(pixels, broken.every_view)], visible=False)
     resumed = inputs_for(backbone, tmp_path / "broken")
     counting = Counting(resumed, monkeypatch)
-    resumed.prepare([(pixels, True)], visible=False)
+    resumed.prepare([(pixels, resumed.every_view)], visible=False)
     assert 0 < counting.images < len(pixels) * (VIEWS + 1)
     index = np.arange(len(pixels))
     for view in range(VIEWS + 1):
@@ -149,14 +149,14 @@ def test_a_truncated_shelf_is_noticed_and_completed(
     file: str, lost: int, backbone: Backbone, pixels: Pixels, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = inputs_for(backbone, tmp_path, views=1)
-    first.prepare([(pixels, False)], visible=False)
+    first.prepare([(pixels, TEST_VIEW)], visible=False)
     index = np.arange(len(pixels))
     before = first.test_view(pixels, index)
     (rows,) = rows_files(tmp_path)
     path = rows.with_name(file)
     os.truncate(path, max(0, path.stat().st_size - lost))
     again = inputs_for(backbone, tmp_path, views=1)
-    again.prepare([(pixels, False)], visible=False)
+    again.prepare([(pixels, TEST_VIEW)], visible=False)
     assert torch.allclose(again.test_view(pixels, index), before, atol=2e-3, rtol=2e-3)
     assert "end early" in caplog.text or lost > 1, "a torn entry is told"
 
@@ -165,7 +165,7 @@ def test_a_damaged_shelf_is_noticed_and_computed_again(
     backbone: Backbone, pixels: Pixels, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = inputs_for(backbone, tmp_path, views=1)
-    first.prepare([(pixels, False)], visible=False)
+    first.prepare([(pixels, TEST_VIEW)], visible=False)
     index = np.arange(len(pixels))
     before = first.test_view(pixels, index)
     (rows,) = rows_files(tmp_path)
@@ -173,7 +173,7 @@ def test_a_damaged_shelf_is_noticed_and_computed_again(
     content[10] ^= 0xFF
     rows.write_bytes(content)
     again = inputs_for(backbone, tmp_path, views=1)
-    again.prepare([(pixels, False)], visible=False)
+    again.prepare([(pixels, TEST_VIEW)], visible=False)
     assert "damaged" in caplog.text
     assert torch.allclose(again.test_view(pixels, index), before, atol=2e-3, rtol=2e-3)
 
@@ -181,22 +181,22 @@ def test_a_damaged_shelf_is_noticed_and_computed_again(
 def test_other_weights_tap_crop_or_normalisation_have_a_shelf_of_their_own(
     backbone: Backbone, pixels: Pixels, tmp_path: Path
 ) -> None:
-    inputs_for(backbone, tmp_path, views=1).prepare([(pixels, False)], visible=False)
+    inputs_for(backbone, tmp_path, views=1).prepare([(pixels, TEST_VIEW)], visible=False)
     assert len(rows_files(tmp_path)) == 1
     torch.manual_seed(1)
     other_weights = create_backbone("test_resnet", "none")
     other_weights.freeze("layer2", torch.float16)
-    inputs_for(other_weights, tmp_path, views=1).prepare([(pixels, False)], visible=False)
+    inputs_for(other_weights, tmp_path, views=1).prepare([(pixels, TEST_VIEW)], visible=False)
     assert len(rows_files(tmp_path)) == 2
     other_weights.freeze("layer1", torch.float16)
-    inputs_for(other_weights, tmp_path, views=1).prepare([(pixels, False)], visible=False)
+    inputs_for(other_weights, tmp_path, views=1).prepare([(pixels, TEST_VIEW)], visible=False)
     assert len(rows_files(tmp_path)) == 3
     other_weights.mean = (0.1, 0.1, 0.1)
-    inputs_for(other_weights, tmp_path, views=1).prepare([(pixels, False)], visible=False)
+    inputs_for(other_weights, tmp_path, views=1).prepare([(pixels, TEST_VIEW)], visible=False)
     assert len(rows_files(tmp_path)) == 4
     other_weights.freeze(POOLED, torch.float16)
     inputs = inputs_for(other_weights, tmp_path, views=1)
-    inputs.prepare([(pixels, False)], visible=False)
+    inputs.prepare([(pixels, TEST_VIEW)], visible=False)
     assert inputs.test_view(pixels, np.array([0])).shape == (1, other_weights.num_features)
 
 
@@ -218,7 +218,7 @@ def test_a_digest_that_ends_in_zero_bytes_is_found_again(tmp_path: Path) -> None
 
 def test_starting_at_the_tap_equals_starting_at_the_image(backbone: Backbone, pixels: Pixels, tmp_path: Path) -> None:
     inputs = inputs_for(backbone, tmp_path)
-    inputs.prepare([(pixels, False)], visible=False)
+    inputs.prepare([(pixels, TEST_VIEW)], visible=False)
     index = np.arange(len(pixels))
     backbone.eval()
     with torch.no_grad():

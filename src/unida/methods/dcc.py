@@ -99,6 +99,7 @@ class DCC(Method):
     default_lr = 1e-3  # the backbone's is a tenth of it: DCC's code has η = 1e-4 for Office-31, and 10 η for new layers
 
     balanced_source = False
+    looks_at_source = True
     lr_decay = 3.0  # (1 + 10 t/10,000)^−0.75 up to t = 3,000 (DCC's code)
 
     memory: Tensor  # (K_max, d) unit rows, zeros where there is no cluster

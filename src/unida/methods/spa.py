@@ -190,6 +190,7 @@ class SPA(Method):
         self.balanced_source = self.base.balanced_source
         self.default_lr, self.lr_decay = self.base.default_lr, self.base.lr_decay
         found_before = options.spa_init == "kmeans" or options.spa_scale == "root"
+        self.looks_at_source = self.base.looks_at_source or found_before
         prepares = found_before or (self.pretext is not None and bins == "auto")
         self.round_every = self.base.round_every or (ONCE if prepares else 0)
         self._joint = options.spa_updates == "joint"

@@ -31,6 +31,7 @@ from unida.progress import duration, progress
 log = logging.getLogger("unida")
 
 BATCH = 64  # images computed and stored at a time
+TEST_VIEW = range(1)
 
 
 class FeatureInputs:
@@ -46,6 +47,14 @@ class FeatureInputs:
         self._shelves: dict[tuple[str, int, int], Shelf] = {}
         self._rows: dict[tuple[int, int], tuple[Pixels, np.ndarray]] = {}
         self._pools: list[PretextPool] = []
+
+    @property
+    def every_view(self) -> range:
+        return range(self.views + 1)
+
+    @property
+    def training_views(self) -> range:
+        return range(1, self.views + 1)
 
     def training_view(self, pixels: Pixels, index: np.ndarray, draw: np.random.Generator, part: slice) -> Tensor:
         """A random one of the kept views of each image at `index[part]`: (B, *shape) float32 on the device."""
@@ -86,15 +95,15 @@ class FeatureInputs:
     def _pools_for(self, task: InstanceCount, domains: Sequence[Pixels], size: int) -> list[PretextPool]:
         return [PretextPool(task, pixels, size, self.preprocess, self.stem, self.cache_dir) for pixels in domains]
 
-    def count_missing(self, sets: Sequence[tuple[Pixels, bool]]) -> int:
+    def count_missing(self, sets: Sequence[tuple[Pixels, range]]) -> int:
         """How many views are still to be computed; arguments as in `prepare`."""
         return sum(len(missing) for *_, missing in self._jobs(sets))
 
-    def prepare(self, sets: Sequence[tuple[Pixels, bool]], visible: bool) -> None:
+    def prepare(self, sets: Sequence[tuple[Pixels, range]], visible: bool) -> None:
         """Compute what is not there yet. Tells how much it is and how long it takes, then shows progress.
 
         Args:
-            sets: images, and whether their training views are needed beside the test view.
+            sets: images, and which of their views are needed: `every_view`, `training_views` or `TEST_VIEW`.
         """
         jobs = self._jobs(sets)
         total = sum(len(missing) for *_, missing in jobs)
@@ -126,11 +135,11 @@ class FeatureInputs:
                         report(done + start + len(index))
                 done += len(missing)
 
-    def _jobs(self, sets: Sequence[tuple[Pixels, bool]]) -> list[tuple[Pixels, int, np.ndarray]]:
+    def _jobs(self, sets: Sequence[tuple[Pixels, range]]) -> list[tuple[Pixels, int, np.ndarray]]:
         """(images, view, indices of those without features), where there are any."""
         jobs, counted = [], set[tuple[bytes, int]]()
-        for pixels, training in sets:
-            for view in range(self.views + 1 if training else 1):
+        for pixels, views in sets:
+            for view in views:
                 missing = [i for i in self._missing(pixels, view) if (_digest(pixels, i), view) not in counted]
                 counted.update((_digest(pixels, i), view) for i in missing)
                 if missing:
