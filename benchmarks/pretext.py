@@ -44,7 +44,7 @@ def main() -> None:
     options = parser.parse_args()
     keep_freed_memory()  # as a run does
     with tempfile.TemporaryDirectory() as folder:
-        images = options.images or write_glyphs(Path(folder) / "data", size=256, per_class=10).source
+        images = options.images or drawn_pictures(Path(folder) / "data")
         pixels = open_pixels(scan(images)[0], resize="squash", size=256, cache_dir=Path(folder) / "cache")
         preprocess = Preprocess(224, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), torch.device("cpu"))
         draw = np.random.default_rng(0)
@@ -64,6 +64,11 @@ def main() -> None:
         options.csv,
         backbone=options.backbone,
     )
+
+
+def drawn_pictures(folder: Path) -> Path:
+    kinds = {"shared": 12, "source_private": 0, "target_private": 0}
+    return write_glyphs(folder, **kinds, size=256, per_class=6, seed=0).source
 
 
 def training_steps(backbone: str, views: torch.Tensor, count: int) -> list[Callable[[], None]]:
