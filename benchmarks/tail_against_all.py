@@ -36,20 +36,21 @@ def main() -> None:
         seconds, tail = timed(lambda: unida.adapt(out=work / "tail", **short))
         again, _ = timed(lambda: unida.adapt(out=work / "again", seed=1, **short))
         whole = unida.adapt(out=work / "all", steps=options.all_steps, train="all", eval_every=20, **task)
+        of_tail, of_all = tail.metrics, whole.metrics  # read while the folder is there
         cost = json.loads((whole.folder / "metrics.json").read_text())["cost"]
         lines = [json.loads(line) for line in (whole.folder / "metrics.jsonl").read_text().splitlines()]
-    assert tail.metrics is not None and whole.metrics is not None
-    goal = (tail.metrics["hos"] or 0) - 0.02
+    assert of_tail is not None and of_all is not None
+    goal = (of_tail["hos"] or 0) - 0.02
     curve = [(line["step"], line["hos"]) for line in lines if line["kind"] == "evaluation"]
-    curve.append((options.all_steps, whole.metrics["hos"]))
+    curve.append((options.all_steps, of_all["hos"]))
     reached = next((step for step, hos in curve if hos >= goal), None)
     per_step = 72 / cost["images_per_second"]
     report(
         [
-            Measure("tail: HOS after the last step", 100 * (tail.metrics["hos"] or 0), "%"),
+            Measure("tail: HOS after the last step", 100 * (of_tail["hos"] or 0), "%"),
             Measure(f"tail: {options.tail_steps} steps with everything", seconds, "s"),
             Measure("tail: the same with features there", again, "s"),
-            Measure("all: HOS after the last step", 100 * (whole.metrics["hos"] or 0), "%"),
+            Measure("all: HOS after the last step", 100 * (of_all["hos"] or 0), "%"),
             Measure("all: a step", per_step, "s"),
             Measure(f"all: {options.all_steps} steps", per_step * options.all_steps, "s"),
             Measure("all: first step within two points of the tail (-1: never)", reached or -1, "steps"),

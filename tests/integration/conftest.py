@@ -4,12 +4,11 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import torch
 
 from unida.cli import main
 from unida.data.glyphs import GlyphFolders, write_glyphs
@@ -22,15 +21,6 @@ class Answer(NamedTuple):
 
 
 Cli = Callable[[Sequence[str | Path]], Answer]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Sums in another order give other bits, and the machine may be shared."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -8,17 +8,20 @@ import pytest
 import torch
 from test_distributed import answers, end_of
 from test_resume import assert_same_end
-from tiny_runs import adapt_arguments, all_weights, last_step, lines_of, model_hash, run_here, start_process
+from tiny_runs import (
+    adapt_arguments,
+    all_weights,
+    dying_at_the_first_checkpoint,
+    last_step,
+    lines_of,
+    model_hash,
+    run_here,
+    start_process,
+)
 
 import unida
 from unida.data.glyphs import GlyphFolders, write_glyphs
 from unida.training.checkpoint import read_metadata
-from unida.training.loop import Training
-
-
-class Killed(BaseException):
-    """Nothing in the run catches it."""
-
 
 # Several clusterings, at intervals that no checkpoint falls on.
 OPTIONS = {"method": "dcc", "steps": 16, "cluster_every": 3, "checkpoint_every": 10, "bottleneck": 16}
@@ -55,16 +58,8 @@ def test_a_resumed_run_ends_as_one_that_was_not_stopped(
     lines = lines_of(whole)
     assert all(line["clusters"] > 0 for line in lines)
     assert any("discrepancy" in line for line in lines) and all("memory" in line for line in lines)
-    write = Training._write_checkpoint
-
-    def write_and_die(training: Training) -> None:
-        write(training)
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Training, "_write_checkpoint", write_and_die)
-        with pytest.raises(Killed):
-            run_here(arguments(folders, killed, **CHOICES[choice]))
+    with dying_at_the_first_checkpoint(monkeypatch):
+        run_here(arguments(folders, killed, **CHOICES[choice]))
     checkpoint = killed / "checkpoint" / "resume.safetensors"
     assert int(read_metadata(checkpoint)["step"]) == 10  # the last clustering was before step 9
     assert run_here(["adapt", "--out", str(killed), "--resume"]) == 0

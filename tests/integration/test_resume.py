@@ -13,11 +13,19 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from tiny_runs import ENVIRONMENT, adapt_arguments, last_step, lines_of, model_hash, run_here, start_process
+from tiny_runs import (
+    ENVIRONMENT,
+    adapt_arguments,
+    dying_at_the_first_checkpoint,
+    last_step,
+    lines_of,
+    model_hash,
+    run_here,
+    start_process,
+)
 
 from unida.data.glyphs import write_glyphs
 from unida.training.checkpoint import read_metadata
-from unida.training.loop import Training
 
 STEPS = 60
 CHECKPOINT_EVERY = 9
@@ -145,10 +153,6 @@ def test_killed_at_the_rename_of_a_random_checkpoint(place: Path, whole: Path, m
     assert_same_end(run, whole)
 
 
-class Killed(BaseException):
-    """Nothing in the run catches it."""
-
-
 @pytest.mark.parametrize("preset", ["best", "paper"])
 @pytest.mark.parametrize("train", ["all", "tail"])
 def test_stopped_with_spa(place: Path, monkeypatch: pytest.MonkeyPatch, preset: str, train: str) -> None:
@@ -158,16 +162,8 @@ def test_stopped_with_spa(place: Path, monkeypatch: pytest.MonkeyPatch, preset: 
     monkeypatch.setitem(OPTIONS, "steps", 12)
     monkeypatch.setitem(OPTIONS, "checkpoint_every", 5)
     assert run_here(arguments(place, f"whole {name}", **spa)) == 0
-    write = Training._write_checkpoint
-
-    def write_and_die(training: Training) -> None:
-        write(training)
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Training, "_write_checkpoint", write_and_die)
-        with pytest.raises(Killed):
-            run_here(arguments(place, f"killed {name}", **spa))
+    with dying_at_the_first_checkpoint(monkeypatch):
+        run_here(arguments(place, f"killed {name}", **spa))
     assert int(read_metadata(place / f"killed {name}" / "checkpoint" / "resume.safetensors")["step"]) == 5
     assert resume(place / f"killed {name}") == 0
     assert_same_end(place / f"killed {name}", place / f"whole {name}")

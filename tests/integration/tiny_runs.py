@@ -5,13 +5,17 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
 from unida.cli import main
+from unida.training.loop import Training
 
 # One thread: sums in another order give other bits, and the machine may be shared.
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -75,3 +79,22 @@ def lines_of(run: Path) -> list[dict[str, Any]]:
 
 def all_weights(run: Path) -> dict[str, Any]:
     return load_file(run / "checkpoint" / "resume.safetensors")
+
+
+class Killed(BaseException):
+    """Nothing in the run catches it."""
+
+
+@contextmanager
+def dying_at_the_first_checkpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A run inside ends right after its first checkpoint is written, as if it had been killed there."""
+    write = Training._write_checkpoint
+
+    def write_and_die(training: Training) -> None:
+        write(training)
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "_write_checkpoint", write_and_die)
+        with pytest.raises(Killed):
+            yield

@@ -1,7 +1,6 @@
 """Backbones: equal to timm as a whole, and cut at every tap."""
 
 import copy
-from collections.abc import Iterator
 from functools import cache
 
 import pytest
@@ -27,15 +26,6 @@ CHAINS = [
     "test_convnext2",
 ]
 SINGLE = ["regnetx_002", "xcit_nano_12_p16_224"]  # a feature map, and tokens with a class token
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """These tensors are so small that threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @cache

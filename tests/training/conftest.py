@@ -1,6 +1,6 @@
 """Fixtures of the training tests."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,6 @@ from unida.data.domains import Source, Target
 from unida.data.folders import scan
 from unida.methods.base import Method
 from unida.training.loop import BatchStream, Training
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Sums in another order give other bits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -59,6 +59,23 @@ class Seen(NamedTuple):
     log_words: Tensor | None  # (B, U, K)
 
 
+class MosaicLosses(NamedTuple):
+    count: Tensor  # of f_n
+    reject: Tensor | None  # of the method's unknown score
+
+
+def rejection_loss(unknown: Tensor, instances: Tensor) -> Tensor:
+    """Mosaics of several images are of no class: the mean of −log(unknown score) over them, 0 where there are none.
+
+    Args:
+        unknown: (B,) the method's unknown scores in 0…1.
+        instances: (B,) of how many images each mosaic is made.
+    """
+    several = instances > 1
+    logs = unknown.float().clamp_min(1e-6).log()
+    return -(logs * several).sum() / several.sum().clamp_min(1)
+
+
 class WordBackbone(nn.Module):
     """What the method under SPA takes for its backbone: the feature is, or ends with, the word histogram."""
 
@@ -251,9 +268,11 @@ class SPA(Method):
         if source.pretext is not None and target.pretext is not None:
             with _keeping_statistics(self.words, options.spa_statistics == "images"):
                 # Apart, as the goal's images: BatchNorm must not mix the statistics of the two domains.
-                of_source = self._count_loss(source.pretext, "source")
-                of_target = self._count_loss(target.pretext, "target")
-            losses["count"] = options.spa_pretext_weight * (of_source + of_target)
+                of_source = self._mosaic_losses(source.pretext, "source")
+                of_target = self._mosaic_losses(target.pretext, "target")
+            losses["count"] = options.spa_pretext_weight * (of_source.count + of_target.count)
+            if of_source.reject is not None and of_target.reject is not None:
+                losses["reject"] = options.spa_reject_weight * (of_source.reject + of_target.reject)
         return losses
 
     def _entropy_loss(self, source: SourceBatch, target: TargetBatch, seen: list[Seen]) -> Tensor:
@@ -285,13 +304,21 @@ class SPA(Method):
         tap = self.words.tap
         return self.words.words(map_at(backbone, backbone.state(images, upto=tap), tap)).argmax(dim=-1)
 
-    def _count_loss(self, batch: PretextBatch, domain: str) -> Tensor:
-        shares = histogram(self.words.log_words(self.words.map(batch.images)))
+    def _mosaic_losses(self, batch: PretextBatch, domain: str) -> MosaicLosses:
+        reject = None
+        if self.options.spa_reject_weight:
+            with self.words.recording() as seen:
+                scores = self.base.score(self.base.features(batch.images))
+            features, log_words = seen[0].features, seen[0].log_words
+            reject = rejection_loss(scores.unknown, batch.labels + 1)
+        else:
+            features, log_words = self.words.map(batch.images), None
+        shares = histogram(self.words.log_words(features) if log_words is None else log_words)
         logits = self.count(shares * shares.shape[1]).float()  # times K: as the heads, f_n needs numbers around 1
         labels = self.bins[batch.labels]
         guesses = logits.detach().argmax(dim=1)
         self.watched[f"count_accuracy_{domain}"] = lambda: (guesses == labels).float().mean()
-        return F.cross_entropy(logits, labels)
+        return MosaicLosses(F.cross_entropy(logits, labels), reject)
 
     def _watch(self, features: Tensor, log_words: Tensor) -> None:
         """The paper's PAS, which is to rise; and signs of a collapse: all locations sure, all of the same few words."""
