@@ -1,0 +1,102 @@
+"""The tables of Office-31: what is averaged over what, and the paper's columns."""
+
+import json
+import statistics
+from pathlib import Path
+
+import office31
+import office31_tables
+import pytest
+from office31_tables import MEASURED, PAIRS, PAPER_COLUMNS, PAPER_HOS, Row
+from scripts import Script
+
+
+def row(method: str, pair: str, seed: int, hos: float, setting: str = "unida") -> Row:
+    return {"setting": setting, "pair": pair, "seed": seed, "method": method, **dict.fromkeys(MEASURED, hos)}
+
+
+def line(drawn: str, method: str) -> list[str]:
+    """The cells of a method's line."""
+    (found,) = [text for text in drawn.splitlines() if text.startswith(f"| {method} |")]
+    return [cell.strip() for cell in found.split("|")[1:-1]]
+
+
+def test_averages_are_over_the_pairs_of_each_seed_first() -> None:
+    hos = {("A:D", 0): 0.5, ("A:W", 0): 0.7, ("A:D", 1): 0.7, ("A:W", 1): 0.5}
+    rows = [row("ovanet", pair, seed, value) for (pair, seed), value in hos.items()]
+    cells = line(office31_tables.table(rows, "unida", "ovanet", False), "ovanet")
+    assert cells[1:4] == ["60.0 ± 14.1", "60.0 ± 14.1", "60.0 ± 0.0"]
+
+
+def test_a_seed_without_all_pairs_is_not_averaged_and_one_seed_has_no_deviation() -> None:
+    rows = [row("ovanet", pair, 0, 0.5) for pair in PAIRS] + [row("ovanet", "A:D", 1, 0.9)]
+    cells = line(office31_tables.table(rows, "unida", "ovanet", False), "ovanet")
+    assert cells[1:3] == ["70.0 ± 28.3", "50.0"]
+    assert cells[1 + len(PAIRS)] == "50.0"
+
+
+def test_differences_are_paired() -> None:
+    """Against runs of the same pair and seed, though those of the other method are more."""
+    ours = [row("dcc", "A:D", 0, 0.6), row("dcc", "A:D", 1, 0.8)]
+    others = [row("ovanet", "A:D", 0, 0.5), row("ovanet", "A:D", 1, 0.6), row("ovanet", "A:W", 0, 0.1)]
+    cells = line(office31_tables.table(ours + others, "unida", "ovanet", False), "dcc")
+    assert cells[-1] == "+15.0 ± 5.0 (n = 2)"
+
+
+@pytest.mark.parametrize("setting", PAPER_HOS)
+def test_the_papers_averages_are_those_of_its_pairs(setting: str) -> None:
+    for *pairs, average in PAPER_HOS[setting].values():
+        assert len(pairs) == 6
+        assert statistics.mean(pairs) == pytest.approx(average, abs=0.06)
+
+
+def test_the_papers_columns_agree_with_its_other_table() -> None:
+    """OS = (10 OS* + UNK) / 11 gives UNK, and so HOS, of DCC+SPA. This table's headings are right."""
+    os_and_known = {
+        "A:W": (96.1, 97.0),
+        "A:D": (96.2, 97.0),
+        "D:W": (96.0, 96.0),
+        "W:D": (99.5, 100.0),
+        "D:A": (89.2, 89.0),
+        "W:A": (91.9, 92.0),
+    }
+    printed = dict(zip(PAPER_COLUMNS, PAPER_HOS["osda"]["dcc+spa"], strict=False))
+    for pair, (mean, known) in os_and_known.items():
+        unknown = 11 * mean - 10 * known
+        assert 2 * known * unknown / (known + unknown) == pytest.approx(printed[pair], abs=0.25), pair
+
+
+def test_rows_of_the_paper_stand_below_ours() -> None:
+    rows = [row("dcc", pair, 0, 0.5) for pair in PAIRS]
+    cells = line(office31_tables.table(rows, "unida", "ovanet", True), "dcc (paper, ResNet-50)")
+    assert cells[1:8] == ["88.5", "78.5", "70.2", "79.3", "75.9", "88.6", "80.2"]
+    assert len(cells) == len(line(office31_tables.table(rows, "unida", "ovanet", True), "dcc"))
+    assert "paper" not in office31_tables.table(rows, "unida", "ovanet", False)
+
+
+def test_the_papers_average_is_not_shown_beside_a_part_of_its_pairs() -> None:
+    cells = line(office31_tables.table([row("dcc", "A:D", 0, 0.5)], "unida", "x", True), "dcc (paper, ResNet-50)")
+    assert cells[1:3] == ["88.5", ""]
+
+
+def test_finished_runs_are_read_and_their_csv_gives_the_same_tables(tmp_path: Path, script: Script) -> None:
+    for name, hos in {"AD-unida-dcc-0": 0.612345678, "AD-unida-dcc+spa-0": 0.7, "AD-osda-dcc-1": 0.8}.items():
+        (tmp_path / name).mkdir()
+        content = {"last_step": dict.fromkeys(MEASURED, hos), "cost": {"seconds": 12.0}}
+        (tmp_path / name / "metrics.json").write_text(json.dumps(content))
+    (tmp_path / "AW-unida-dcc-0").mkdir()  # not finished
+    words = ["--root", "nowhere", "--out", tmp_path, "--only-finished", "--methods", "dcc", "dcc+spa", "--with-paper"]
+    answer = script(office31, *words)
+    assert answer.code == 0
+    assert line(answer.out.split("### OSDA")[0], "dcc")[1] == "61.2"
+    assert line(answer.out, "dcc+spa")[1] == "70.0"
+    assert line(answer.out.split("### OSDA")[1], "dcc")[1] == "80.0"
+    again = script(office31_tables, "--results", tmp_path / "results.csv", "--with-paper")
+    assert again.out == answer.out == (tmp_path / "results.md").read_text()
+
+
+def test_no_finished_run_leaves_old_tables_alone(tmp_path: Path, script: Script) -> None:
+    (tmp_path / "results.csv").write_text("old")
+    answer = script(office31, "--root", "nowhere", "--out", tmp_path, "--only-finished")
+    assert answer.code == 2 and "holds no finished run" in answer.err
+    assert (tmp_path / "results.csv").read_text() == "old"
