@@ -115,7 +115,8 @@ EXPLAINED = """\
 of them *astray* (the cluster is mostly another class), and those *missed*; *false*: matched classes that the target
 does not have. *Purity*: the share of a cluster's most frequent class, mean and *lowest* of the clusters. *Known lost*:
 images of shared classes in unmatched clusters; *unknown let in*: images of other classes in matched ones. Shares are in
-per cent; lost and let in are the clustering's: the answers come from the prototypes, which move on after it."""
+per cent; lost and let in are the clustering's: the answers come from the prototypes, which move on after it.
+The target's true classes are used for this analysis only; no run saw them."""
 
 
 def main() -> None:

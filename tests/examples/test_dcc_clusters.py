@@ -69,6 +69,7 @@ def test_counts_on_clusters_made_by_hand(tmp_path: Path, root: Path, script: Scr
     assert f"- {method}: known images lost: mug (3), bike (1)" in answer.out
     assert f"- {method}: classes missed (runs): mug (1)" in answer.out
     assert f"- {method}: classes falsely matched (runs): bookcase (1)" in answer.out
+    assert "true classes are used for this analysis only" in answer.out
     lines = (tmp_path / "clusters.csv").read_text().splitlines()
     assert len(lines) == 1 + 21
     assert f"unida,A:D,{method},0,10,4,,pen,0.7500,pen:3 bike:1" in lines
