@@ -1,93 +1,27 @@
-"""DCC, rule by rule: what a step sums up, which images it asks for, how a round clusters, and who is unknown."""
+"""DCC's network, what a step sums up, and which images it asks for."""
 
-import copy
 import dataclasses
 import math
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tiny_dcc import Batches, made_up, scene, with_extras
 from torch import Tensor, nn
 
 from unida.config import config_from_options
 from unida.errors import UserError
 from unida.losses.cdd import contrastive_domain_discrepancy
 from unida.losses.prototype_memory import memory_loss, update_memory
-from unida.methods.base import SourceBatch, TargetBatch
-from unida.methods.dcc import CLUSTERED, DCC, MATCHED, NO_CLUSTER, UNMATCHED, DCCOptions
-from unida.methods.spa import SPA
-from unida.methods.spa_options import SPAOptions, resolve
-from unida.modelfile import build_method, load_model, save_model
-from unida.models.backbone import create_backbone
+from unida.methods.dcc import CLUSTERED, DCC, MATCHED, DCCOptions
 from unida.runfolder import complete
-from unida.training.checkpoint import load_checkpoint, save_checkpoint
-from unida.training.optim import build_optimisers, inverse_decay
-
-CLASSES = 4
-NECK = 6
-
-
-def made_up(backbone: nn.Module, classes: int = CLASSES, **options: Any) -> DCC:
-    torch.manual_seed(2)
-    small = {"bottleneck": NECK, "classes_per_batch": 2, "images_per_class": 3, "cluster_interval": 1, **options}
-    method = DCC(backbone, classes, DCCOptions(**small))  # type: ignore[arg-type]
-    method.begin(steps=300, seed=5)
-    return method
+from unida.training.optim import inverse_decay
 
 
 @pytest.fixture
 def method(toy_backbone: nn.Module) -> DCC:
     return made_up(toy_backbone)
-
-
-class Seen:
-    """A sweep over features that are given: each domain's rows, and the source's labels."""
-
-    def __init__(self, source: Tensor, labels: Tensor, target: Tensor) -> None:
-        self.domains, self.source_labels = {"source": source, "target": target}, labels
-
-    def __call__(self, domain: str, compute: Any = None, limit: int | None = None) -> Tensor:
-        return self.domains[domain]
-
-    def pretext(self, domain: str, batches: int) -> Any:
-        raise AssertionError("DCC has no pretext task")
-
-
-def around(directions: Tensor, each: int, seed: int = 0) -> Tensor:
-    """(D · each, d): features of any length close to each direction, one direction after the other."""
-    draw = torch.Generator().manual_seed(seed)
-    rows = directions.repeat_interleave(each, dim=0)
-    noisy = rows + 0.05 * torch.randn(rows.shape, generator=draw)
-    return noisy * (0.5 + torch.rand(len(rows), 1, generator=draw))
-
-
-def scene(source: list[int], target: list[int], each: int = 8) -> Seen:
-    """Source class i lies along axis source[i], the target has a bunch of images along each of its axes."""
-    axes = torch.eye(NECK)
-    labels = torch.arange(len(source)).repeat_interleave(each)
-    return Seen(around(axes[source], each), labels, around(axes[target], each, seed=1))
-
-
-def extras(method: DCC, step: int, size: int = 8) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Noise for the images that a step asks for."""
-    draw = torch.Generator().manual_seed(step)
-    asked = method.requests(step)
-    source, target = (
-        {name: torch.randn(len(index), 3, size, size, generator=draw) for name, index in asked[domain].items()}
-        for domain in ("source", "target")  # type: ignore[union-attr]
-    )
-    return source, target
-
-
-Batches = tuple[SourceBatch, TargetBatch]
-
-
-def with_extras(method: DCC, batches: Batches, step: int) -> Batches:
-    source, target = extras(method, step)
-    return batches[0]._replace(extra=source), batches[1]._replace(extra=target)
 
 
 # the network
@@ -161,6 +95,15 @@ def test_fifteen_clusterings_a_run_but_not_at_every_step(method: DCC, steps: int
 
 def test_clusterings_as_often_as_told(toy_backbone: nn.Module) -> None:
     assert made_up(toy_backbone, cluster_every=7).round_every == 7
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("images_per_class", 1), ("classes_per_batch", 0), ("cluster_interval", 0), ("temperature", 0.0), ("warm_up", -1)],
+)
+def test_numbers_that_cannot_work_are_refused_by_name(toy_backbone: nn.Module, option: str, value: float) -> None:
+    with pytest.raises(UserError, match=f"--{option.replace('_', '-')} is {value}"):
+        made_up(toy_backbone, **{option: value})
 
 
 # a step
@@ -278,304 +221,3 @@ def test_requests_are_a_function_of_seed_and_step(toy_backbone: nn.Module) -> No
     assert forward == backward
     assert forward[0] != forward[1] != forward[2]
     assert asked(6, [0])[0] != forward[0]
-
-
-# a round
-
-
-def test_a_round_finds_bunches_and_matches_those_that_are_classes(method: DCC) -> None:
-    seen = scene([3, 1, 0, 2], [4, 1, 5, 0, 3])
-    method.on_round(0, seen)
-    axes = torch.tensor([4, 1, 5, 0, 3])
-    memory = method.memory[:5]
-    bunch_of = {k: int(memory[k].argmax()) for k in range(5)}  # the axis that each prototype lies along
-    assert sorted(bunch_of.values()) == [0, 1, 3, 4, 5]
-    torch.testing.assert_close(memory.norm(dim=1), torch.ones(5))
-    class_along = {3: 0, 1: 1, 0: 2}
-    for k, axis in bunch_of.items():
-        assert method.matched_class[k] == class_along.get(axis, UNMATCHED)
-    assert (method.matched_class[5:] == NO_CLUSTER).all() and len(method.matched_class) == 3 * CLASSES
-    assert [bunch_of[k] for k in method.assignment.tolist()] == axes.repeat_interleave(8).tolist()
-
-
-@pytest.mark.parametrize(("size", "kept"), [(3, False), (4, True)])
-def test_a_matched_cluster_has_more_images_than_a_class_shows(method: DCC, size: int, kept: bool) -> None:
-    seen = scene([0, 1, 2, 3], [0, 1])
-    seen.domains["target"] = torch.cat([seen.domains["target"], around(torch.eye(NECK)[[2]], size, seed=3)])
-    method.on_round(0, seen)
-    k = int(method.assignment[-1])
-    assert (method.assignment == k).sum() == size
-    assert (method.matched_class[k] == 2) == kept
-    assert (method.matched_class[k] == UNMATCHED) == (not kept)
-
-
-def test_the_search_starts_at_the_classes_first_and_lower_later(method: DCC, monkeypatch: pytest.MonkeyPatch) -> None:
-    from unida.methods import dcc
-
-    starts, asked = [], dcc.search_number_of_clusters
-
-    def spy(*arguments: Any, **options: Any) -> Any:
-        starts.append((options["start"], options["interval"], options["maximum"], options["seed"]))
-        return asked(*arguments, **options)
-
-    monkeypatch.setattr(dcc, "search_number_of_clusters", spy)
-    method.on_round(0, scene([0, 1, 2, 3], [0, 1, 2, 4, 5]))
-    method.on_round(20, scene([0, 1, 2, 3], [0, 1, 2, 4]))  # another number of bunches: the search goes on
-    assert not method.settled
-    method.on_round(40, scene([0, 1, 2, 3], [0, 1, 2, 4]))
-    assert starts == [(4, 1, 12, 5), (1, 1, 12, 5), (1, 1, 12, 5)]
-    assert method.settled
-
-
-def test_once_the_number_stays_k_means_goes_on_from_the_memory(method: DCC, monkeypatch: pytest.MonkeyPatch) -> None:
-    from unida.methods import dcc
-
-    seen = scene([0, 1, 2, 3], [0, 1, 2, 4, 5])
-    method.on_round(0, seen)
-    method.on_round(20, seen)
-    assert method.settled
-    monkeypatch.setattr(dcc, "search_number_of_clusters", None)  # is not called any more
-    order = [4, 2, 0, 1, 3]
-    method.memory[:5] = method.memory[order]
-    before = method.memory[:5].argmax(dim=1)
-    method.on_round(40, scene([0, 1, 2, 3], [5, 4, 2, 1, 0]))
-    assert torch.equal(method.memory[:5].argmax(dim=1), before)  # prototype k stays prototype k
-    assert sorted(method.groups().classes) == [0, 1, 2]
-
-
-def test_a_warm_up_is_on_the_source_alone_and_ends_with_a_clustering(toy_backbone: nn.Module) -> None:
-    method = made_up(toy_backbone, warm_up=15)
-    assert method.round_every == 20
-    method.on_round(0, scene([0, 1], [0, 1]))
-    assert not method.rounds and not method.groups().clusters
-    method.on_round(20, scene([0, 1], [0, 1]))
-    assert method.rounds == 1 and method.groups().clusters
-
-
-# who is unknown
-
-
-def by_the_rule(method: DCC, features: Tensor) -> list[int]:
-    """The nearest prototype's cluster is matched: the best class, whichever it is; or unknown."""
-    answers = []
-    for feature in features.double():
-        cosines = [float(feature @ row.double()) for row in method.memory[: len(method.groups().clusters)]]
-        nearest = int(np.argmax(cosines))
-        logits = method.classifier.weight.double() @ feature + method.classifier.bias.double()
-        answers.append(int(logits.argmax()) if method.matched_class[nearest] >= 0 else method.num_classes)
-    return answers
-
-
-@pytest.mark.parametrize(
-    ("target", "matched"),
-    [([0, 1, 2, 4, 5], "some"), ([0, 1, 2, 3], "all"), ([0, 1, 4, 5], "none")],
-)
-def test_decisions_are_the_papers_rule(method: DCC, target: list[int], matched: str) -> None:
-    method.on_round(0, scene([0, 1, 2, 3], target))
-    if matched == "none":
-        method.matched_class[:4] = UNMATCHED
-    features = torch.randn(300, NECK, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        scores = method.score(features)
-        answers = method.decide(scores)
-        assert answers.tolist() == by_the_rule(method, features)
-    unknown = (answers == CLASSES).float().mean()
-    assert {"some": 0.1 < unknown < 0.9, "all": unknown == 0, "none": unknown == 1}[matched]
-    assert {"some": True, "all": scores.unknown.max() == 0, "none": scores.unknown.min() == 1}[matched]
-
-
-def test_the_class_need_not_be_the_clusters(method: DCC) -> None:
-    method.on_round(0, scene([0, 1, 2, 3], [0, 1, 4, 5]))
-    with torch.no_grad():
-        method.classifier.weight.zero_()
-        method.classifier.bias.copy_(torch.tensor([0.0, 0, 0, 1]))  # says 3 to everything, which no cluster is
-        answers = method.decide(method.score(torch.eye(NECK)))
-    assert answers[[0, 1, 4, 5]].tolist() == [3, 3, 4, 4]
-
-
-def test_the_unknown_score_is_a_softmax_of_the_two_nearest(method: DCC) -> None:
-    method.memory[:4] = torch.eye(4, NECK)
-    method.matched_class[:4] = torch.tensor([2, UNMATCHED, 0, UNMATCHED])
-    feature = torch.tensor([[0.5, 0.4, 0.3, 0.1, 0, 0]])
-    with torch.no_grad():
-        score = method.score(7 * feature).unknown.item()
-    length = feature.norm().item()
-    matched, unmatched = math.exp(0.5 / length / 0.1), math.exp(0.4 / length / 0.1)
-    assert score == pytest.approx(unmatched / (matched + unmatched), rel=1e-5)
-
-
-def test_the_smallest_difference_decides(method: DCC) -> None:
-    """Cosines that differ in the last bit give a sigmoid that rounds to ½."""
-    cosines = torch.tensor([0.01, torch.nextafter(torch.tensor(0.01), torch.tensor(1.0))])
-    rest = (1 - cosines**2).sqrt()
-    for nearer, label in ((1, CLASSES), (0, 0)):
-        method.memory.zero_()
-        method.memory[0, 0], method.memory[1, 0] = cosines[1 - nearer], cosines[nearer]
-        method.memory[0, 1], method.memory[1, 2] = rest[1 - nearer], rest[nearer]
-        method.matched_class[:2] = torch.tensor([0, UNMATCHED])
-        with torch.no_grad():
-            method.classifier.bias.copy_(torch.tensor([9.0, 0, 0, 0]))
-            assert method.decide(method.score(torch.eye(NECK)[:1])).tolist() == [label]
-
-
-def test_before_any_clustering_nothing_is_unknown(method: DCC) -> None:
-    with torch.no_grad():
-        scores = method.score(torch.randn(20, NECK))
-    assert scores.unknown.tolist() == [0] * 20
-
-
-# what it keeps
-
-
-def moved_on(method: DCC, batches: Batches) -> DCC:
-    """After two rounds and a few steps with all losses."""
-    optimiser = torch.optim.SGD([p for p in method.parameters() if p.requires_grad], lr=0.05)
-    for step in range(2):
-        method.on_round(step, scene([0, 1, 2, 3], [0, 1, 4]))
-        method.train()
-        torch.stack(list(method(*with_extras(method, batches, step), step).values())).sum().backward()
-        optimiser.step()
-        optimiser.zero_grad()
-    return method
-
-
-def test_a_checkpoint_restores_a_fresh_method_that_knows_no_sizes(
-    tmp_path: Path, toy_backbone: nn.Module, batches: Batches
-) -> None:
-    trained, fresh = moved_on(made_up(toy_backbone), batches), made_up(copy.deepcopy(toy_backbone))
-    trained.on_round(20, scene([0, 1, 2, 3], [0, 1, 4]))
-    training = config_from_options({"method": "dcc"}).training
-    save_checkpoint(tmp_path / "c.safetensors", trained, build_optimisers(trained, training), 2)
-    assert fresh.requests(7) == {"source": {}, "target": {}}
-    load_checkpoint(tmp_path / "c.safetensors", fresh, build_optimisers(fresh, training))
-    for (name, ours), (other, theirs) in zip(fresh.state_dict().items(), trained.state_dict().items(), strict=True):
-        assert name == other and torch.equal(ours, theirs), name
-    assert fresh.settled and fresh.rounds == 3
-    for domain, asked in trained.requests(7).items():
-        assert asked
-        for name, index in asked.items():
-            assert np.array_equal(fresh.requests(7)[domain][name], index)
-    trained.eval(), fresh.eval()
-    found, expected = (m.training_step(*with_extras(m, batches, 7), 7) for m in (fresh, trained))
-    assert {name: loss.item() for name, loss in found.items()} == {n: loss.item() for n, loss in expected.items()}
-
-
-@pytest.mark.parametrize("spa", [None, "best", "paper"])
-def test_a_model_file_answers_as_the_method_did(tmp_path: Path, spa: str | None) -> None:
-    options: dict[str, Any] = {
-        "backbone": "test_resnet",
-        "weights": "none",
-        "method": "dcc",
-        "train": "all",
-        "crop": 32,
-    }
-    options |= {"bottleneck": NECK} if spa is None else {"bottleneck": NECK, "spa": True, "spa_preset": spa}
-    config = complete(config_from_options(options), has_gpu=False)
-    method = build_method(config, CLASSES)
-    dcc = method.base if isinstance(method, SPA) else method
-    assert isinstance(dcc, DCC)
-    dcc.on_round(0, scene([0, 1, 2, 3], [0, 1, 2, 4, 5]))
-    images = torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        method.train().features(images)  # statistics that are not those of a fresh one
-        expected = method.eval().score(method.features(images))
-        save_model(tmp_path / "m.safetensors", method, config, ("a", "b", "c", "d"))
-        loaded, _ = load_model(tmp_path / "m.safetensors")
-        found = loaded.score(loaded.features(images))
-    assert torch.equal(found.logits, expected.logits) and torch.equal(found.unknown, expected.unknown)
-    assert expected.unknown.unique().numel() == 16  # it would be 0 without the memory
-
-
-def test_spa_passes_on_what_the_loop_asks() -> None:
-    options = resolve(SPAOptions(spa=True))
-    backbone = create_backbone("test_resnet.r160_in1k", "none")
-    method = SPA(DCC, backbone, CLASSES, DCCOptions(bottleneck=NECK, cluster_interval=1), options)
-    method.begin(steps=600, seed=3)
-    assert isinstance(method.base, DCC)
-    assert (method.round_every, method.base.steps, method.base.seed) == (40, 600, 3)
-    assert (method.balanced_source, method.default_lr, method.lr_decay) == (False, 1e-3, 3.0)
-    method.base.on_round(0, scene([0, 1, 2, 3], [0, 1, 2, 4, 5]))
-    asked, expected = method.requests(1), method.base.requests(1)
-    assert asked["source"].keys() == {MATCHED} and asked["target"].keys() == {MATCHED, CLUSTERED}
-    for domain in ("source", "target"):
-        for name in asked[domain]:  # type: ignore[index]
-            assert np.array_equal(asked[domain][name], expected[domain][name])  # type: ignore[index]
-
-
-# odd data
-
-
-def train_on(method: DCC, seen: Seen, batches: Batches) -> dict[str, Tensor]:
-    """Two rounds and a step of each; every loss is finite."""
-    for step in (0, 20):
-        method.on_round(step, seen)
-        method.train()
-        losses = method(*with_extras(method, batches, step), step)
-        torch.stack(list(losses.values())).sum().backward()
-        assert all(loss.isfinite() for loss in losses.values())
-    return losses
-
-
-def test_without_a_matched_pair_it_trains_on_and_everything_is_unknown(method: DCC, batches: Batches) -> None:
-    """Only clusters of a few images: none is large enough to be a class."""
-    seen = scene([0, 1, 2, 3], [0, 1, 4, 5])
-    seen.domains["target"] = around(torch.eye(NECK)[[0, 1, 4, 5]], 3)
-    losses = train_on(method, seen, batches)
-    assert list(losses) == ["closed", "memory"]
-    with torch.no_grad():
-        assert (method.decide(method.score(torch.randn(20, NECK))) == CLASSES).all()
-
-
-def test_one_matched_class_has_nothing_to_be_pushed_from(method: DCC, batches: Batches) -> None:
-    seen = scene([0, 1, 2, 3], [0])
-    seen.domains["target"] = torch.cat([seen.domains["target"], around(torch.eye(NECK)[[4, 5]], 2)])
-    losses = train_on(method, seen, batches)
-    assert method.groups().classes == [0]
-    assert losses["discrepancy"] > 0
-
-
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_fewer_target_images_than_clusters(method: DCC, batches: Batches, count: int) -> None:
-    seen = scene([0, 1, 2, 3], [0, 1, 4])
-    seen.domains["target"] = seen.domains["target"][::8][:count]
-    assert "memory" in train_on(method, seen, batches)
-    assert len(method.groups().clusters) <= count
-    assert all(len(images) for images in method.groups().clusters)
-
-
-def test_target_images_that_are_all_the_same(method: DCC, batches: Batches) -> None:
-    seen = scene([0, 1, 2, 3], [0])
-    seen.domains["target"] = seen.domains["target"][:1].repeat(9, 1)
-    train_on(method, seen, batches)
-    assert len(method.groups().clusters) == 1 and method.groups().classes == [0]
-
-
-@pytest.mark.parametrize("target", [[4, 5], [0, 1, 2, 3]])
-def test_a_target_of_unknowns_only_or_of_none(method: DCC, batches: Batches, target: list[int]) -> None:
-    assert "memory" in train_on(method, scene([0, 1, 2, 3], target), batches)
-
-
-def test_a_source_class_with_one_image(method: DCC, batches: Batches) -> None:
-    seen = scene([0, 1, 2, 3], [0, 1, 2, 4])
-    keep = torch.arange(7, 32)  # one image of class 0
-    seen.domains["source"], seen.source_labels = seen.domains["source"][keep], seen.source_labels[keep]
-    assert (seen.source_labels == 0).sum() == 1
-    assert "discrepancy" in train_on(method, seen, batches)
-    assert 0 in method.groups().classes
-
-
-def test_more_clusters_at_once_than_classes_allow(toy_backbone: nn.Module, batches: Batches) -> None:
-    """A wide interval, one class: the later searches start above what the first may reach."""
-    method = made_up(toy_backbone, classes=2, cluster_interval=9, clusters_per_class=1)
-    source, target = batches
-    train_on(method, scene([0, 1], [0, 1, 2, 3, 4, 5]), (source._replace(labels=source.labels % 2), target))
-    assert len(method.groups().clusters) == 9
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("images_per_class", 1), ("classes_per_batch", 0), ("cluster_interval", 0), ("temperature", 0.0), ("warm_up", -1)],
-)
-def test_numbers_that_cannot_work_are_refused_by_name(toy_backbone: nn.Module, option: str, value: float) -> None:
-    with pytest.raises(UserError, match=f"--{option.replace('_', '-')} is {value}"):
-        made_up(toy_backbone, **{option: value})
