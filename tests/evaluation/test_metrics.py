@@ -1,18 +1,19 @@
-"""Open-set metrics against slow references, against numbers worked out by hand, and across processes."""
+"""Open-set metrics against slow references and against numbers worked out by hand."""
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, multiprocessing
+from made_answers import Samples, random_samples
+from sklearn.metrics import confusion_matrix as sklearn_confusion
+from sklearn.metrics import roc_auc_score
+from torch import Tensor
 
 from unida.evaluation.metrics import (
     METRIC_NOTES,
-    OpenSetMetrics,
     OpenSetResult,
     auroc,
     class_recalls,
@@ -21,24 +22,6 @@ from unida.evaluation.metrics import (
     open_set_metrics,
     oscr,
 )
-
-Samples = tuple[Tensor, Tensor, Tensor, Tensor]
-
-
-def random_samples(
-    seed: int, n: int = 300, n_source: int = 7, n_private: int = 4, n_scores: int | None = 12
-) -> Samples:
-    """Unbalanced classes, mostly right answers; `n_scores` distinct score values make ties."""
-    rng = np.random.default_rng(seed)
-    weights = rng.random(n_source + n_private) + 0.05
-    weights[[1, 4]] = 0  # source-private: two, as with just one the legacy HOS would equal the true one
-    truth = rng.choice(n_source + n_private, size=n, p=weights / weights.sum())
-    closed = np.where(rng.random(n) < 0.7, truth, rng.integers(0, n_source, n)) % n_source
-    score = rng.normal(size=n) + 1.2 * (truth >= n_source)
-    if n_scores is not None:
-        score = np.round(score * n_scores / 6)
-    prediction = np.where(score + rng.normal(size=n) > 1, n_source, closed)
-    return tuple(torch.from_numpy(values) for values in (truth, prediction, closed, score))  # type: ignore[return-value]
 
 
 def recall(truth: list[int], answer: list[int], classes: list[int], wanted: int | None = None) -> float | None:
@@ -74,8 +57,6 @@ def curve_area(truth: list[int], closed: list[int], score: list[float], n_source
 
 
 def reference(samples: Samples, n_source: int) -> dict[str, float | None]:
-    from sklearn.metrics import roc_auc_score  # here, so that the spawned processes need not load it
-
     truth, prediction, closed, score = (values.tolist() for values in samples)
     shared = [c for c in range(n_source) if c in truth]
     private = sorted({t for t in truth if t >= n_source})
@@ -120,8 +101,6 @@ def test_no_metric_is_only_another_name_on_unbalanced_data() -> None:
 
 
 def test_tables_agree_with_loops_and_sklearn() -> None:
-    from sklearn.metrics import confusion_matrix as sklearn_confusion
-
     n_source = 7
     samples = random_samples(3)
     truth, prediction = samples[0].tolist(), samples[1].tolist()
@@ -329,84 +308,3 @@ def test_notes_explain_exactly_the_numbers_of_a_result() -> None:
     assert tuple(METRIC_NOTES) == OpenSetResult._fields[:-2]
     assert all(note and "\n" not in note for note in METRIC_NOTES.values())
     json.dumps(open_set_metrics(*random_samples(0), n_source_classes=7).scalars(), allow_nan=False)
-
-
-def batches(samples: Samples, size: int) -> list[Samples]:
-    return list(zip(*(values.split(size) for values in samples), strict=True))
-
-
-def test_metric_over_batches_equals_one_call() -> None:
-    samples = random_samples(4)
-    whole = open_set_metrics(*samples, n_source_classes=7)
-    metric = OpenSetMetrics(n_source_classes=7)
-    for batch in batches(samples, 37):
-        metric.update(*batch)
-    result = metric.compute()
-    assert isinstance(result, OpenSetResult)
-    assert result.scalars() == whole.scalars()
-    assert result.per_class == whole.per_class
-    assert torch.equal(result.confusion, whole.confusion)
-
-
-def test_metric_forward_gives_the_batch_and_keeps_the_whole() -> None:
-    samples = random_samples(4)
-    first, second = batches(samples, 150)
-    metric = OpenSetMetrics(n_source_classes=7)
-    assert metric(*first).scalars() == open_set_metrics(*first, n_source_classes=7).scalars()
-    assert metric(*second).scalars() == open_set_metrics(*second, n_source_classes=7).scalars()
-    assert metric.compute().scalars() == open_set_metrics(*samples, n_source_classes=7).scalars()
-
-
-def test_metric_starts_anew_after_reset() -> None:
-    first, second = batches(random_samples(4), 150)
-    metric = OpenSetMetrics(n_source_classes=7)
-    metric.update(*first)
-    metric.compute()
-    metric.reset()
-    metric.update(*second)
-    assert metric.compute().scalars() == open_set_metrics(*second, n_source_classes=7).scalars()
-
-
-def test_metric_refuses_a_crooked_batch_at_once() -> None:
-    metric = OpenSetMetrics(n_source_classes=7)
-    ids = torch.zeros(4).long()
-    with pytest.raises(ValueError, match="one length"):
-        metric.update(ids, ids, ids[:3], torch.zeros(4))
-    with pytest.raises(ValueError, match="truth must hold integer"):
-        metric.update(ids.float(), ids, ids, torch.zeros(4))
-
-
-@pytest.mark.filterwarnings("ignore:The ``compute`` method:UserWarning")
-def test_metric_without_any_batch_has_no_values() -> None:
-    assert set(OpenSetMetrics(n_source_classes=2).compute().scalars().values()) == {None}
-
-
-SHARDS = {"uneven": (201, 99), "second empty": (300, 0), "first empty": (0, 300)}
-
-
-def compute_on_rank(rank: int, folder: str) -> None:
-    """One of two processes: sees its shard of each case, writes down what it was given as the result."""
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    samples = random_samples(5)
-    found = {}
-    for case, sizes in SHARDS.items():
-        metric = OpenSetMetrics(n_source_classes=7)
-        shard: Samples = tuple(values.split(sizes)[rank] for values in samples)
-        for batch in batches(shard, 64) if sizes[rank] else []:
-            metric.update(*batch)
-        result = metric.compute()
-        found[case] = {"scalars": result.scalars(), "confusion": result.confusion.tolist()}
-        assert sum(len(part) for part in metric.truth) == sizes[rank]  # its own images only, once more
-    Path(folder, f"rank{rank}.json").write_text(json.dumps(found))
-    torch.distributed.destroy_process_group()
-
-
-@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch built without distributed")
-def test_two_processes_agree_with_one(tmp_path: Path) -> None:
-    multiprocessing.spawn(compute_on_rank, args=(str(tmp_path),), nprocs=2)
-    whole = open_set_metrics(*random_samples(5), n_source_classes=7)
-    expected = {"scalars": whole.scalars(), "confusion": whole.confusion.tolist()}
-    for rank in range(2):
-        found = json.loads((tmp_path / f"rank{rank}.json").read_text())
-        assert found == dict.fromkeys(SHARDS, expected)
