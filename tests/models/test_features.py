@@ -6,41 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tiny_shelf import CROP, pixels_of, rows_files
 
 from unida.data.augment import Preprocess
-from unida.data.cache import Pixels, open_pixels
-from unida.data.folders import scan
-from unida.data.glyphs import write_glyphs
+from unida.data.cache import Pixels
 from unida.errors import UserError
 from unida.models.backbone import POOLED, Backbone, create_backbone
 from unida.models.features import TEST_VIEW, FeatureInputs
 from unida.models.shelf import Shelf, stem_of
 
-CROP, VIEWS = 32, 2
-
-
-@pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    torch.manual_seed(0)
-    backbone = create_backbone("test_resnet", "none")
-    backbone.freeze("layer2", torch.float16)
-    return backbone
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pictures")
-    write_glyphs(folder, shared=2, source_private=1, target_private=1, per_class=3, size=40)
-    return folder
-
-
-def pixels_of(folder: Path, cache: Path) -> Pixels:
-    return open_pixels(scan(folder)[0], resize="squash", size=40, cache_dir=cache)
-
-
-@pytest.fixture
-def pixels(folders: Path, tmp_path: Path) -> Pixels:
-    return pixels_of(folders / "source", tmp_path)
+VIEWS = 2
 
 
 def inputs_for(backbone: Backbone, cache: Path, views: int = VIEWS) -> FeatureInputs:
@@ -61,10 +36,6 @@ class Counting:
 
         monkeypatch.setattr(inputs, "_compute", counted)
         monkeypatch.setattr(inputs, "_announce", lambda *_: None)
-
-
-def rows_files(cache: Path) -> list[Path]:
-    return sorted((cache / "features").glob("*/rows.16"))
 
 
 def test_the_test_view_is_the_stem_of_the_central_crop_in_16_bits(

@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tiny_shelf import CROP, pixels_of, rows_files
 from torch import Tensor
 
 from unida.data.augment import Preprocess
-from unida.data.cache import Pixels, open_pixels
-from unida.data.folders import scan
-from unida.data.glyphs import write_glyphs
+from unida.data.cache import Pixels
 from unida.models import pool as pool_module
 from unida.models.backbone import Backbone, create_backbone
 from unida.models.features import FeatureInputs
@@ -20,36 +19,13 @@ from unida.models.pool import PretextPool
 from unida.models.shelf import Shelf, stem_of
 from unida.pretext.instance_count import InstanceCount, assemble
 
-CROP, CHUNK = 32, 8
+CHUNK = 8
 WHOLE = slice(None)
 
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "CHUNK", CHUNK)
-
-
-@pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    torch.manual_seed(0)
-    backbone = create_backbone("test_resnet", "none")
-    backbone.freeze("layer2", torch.float16)
-    return backbone
-
-
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pictures")
-    return write_glyphs(folder, shared=2, source_private=1, target_private=1, per_class=3, size=40).source
-
-
-def pixels_of(folder: Path, cache: Path) -> Pixels:
-    return open_pixels(scan(folder)[0], resize="squash", size=40, cache_dir=cache)
-
-
-@pytest.fixture
-def pixels(pictures: Path, tmp_path: Path) -> Pixels:
-    return pixels_of(pictures, tmp_path)
 
 
 def pool_for(backbone: Backbone, pixels: Pixels, cache: Path, size: int = 3 * CHUNK, grid: int = 2) -> PretextPool:
@@ -84,10 +60,6 @@ def made_anew(pool: PretextPool) -> Tensor:
 
 def assert_right(pool: PretextPool) -> None:
     torch.testing.assert_close(all_of(pool), made_anew(pool), rtol=2e-3, atol=2e-3)
-
-
-def rows_files(cache: Path) -> list[Path]:
-    return sorted((cache / "features").glob("*/rows.16"))
 
 
 def test_kept_mosaics_are_the_stem_of_mosaics_and_labels_agree(
@@ -204,7 +176,8 @@ def test_a_shelf_refuses_a_second_row_of_the_same_image(tmp_path: Path) -> None:
         shelf.append([b"1" * 16, b"0" * 16], torch.tensor([[2.0], [3.0]]))
 
 
-def test_names_of_folders_and_files_do_not_matter(backbone: Backbone, pictures: Path, tmp_path: Path) -> None:
+def test_names_of_folders_and_files_do_not_matter(backbone: Backbone, folders: Path, tmp_path: Path) -> None:
+    pictures = folders / "source"
     first = pool_for(backbone, pixels_of(pictures, tmp_path), tmp_path)
     first.prepare(visible=False)
     other = tmp_path / "zz"
