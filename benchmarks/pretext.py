@@ -4,7 +4,7 @@
     python benchmarks/pretext.py                          # drawn pictures
     python benchmarks/pretext.py --images DIR --sheet mosaics.jpg   # any folder of pictures; writes a contact sheet
 
-OVANet+SPA (`best`) with `--train all`, 36 + 36 images of 224 pixels. Writes pretext.csv.
+OVANet+SPA (`best --spa.pretext on`) with `--train all`, 36 + 36 images of 224 pixels. Writes pretext.csv.
 """
 
 import argparse
@@ -73,7 +73,9 @@ def drawn_pictures(folder: Path) -> Path:
 
 def training_steps(backbone: str, views: torch.Tensor, count: int) -> list[Callable[[], None]]:
     """Whole steps, all turns, on mosaics that are there already."""
-    config = config_from_options({"backbone": backbone, "weights": "none", "train": "all", "spa": True})
+    config = config_from_options(
+        {"backbone": backbone, "weights": "none", "train": "all", "spa": True, "spa_pretext": "on"}
+    )
     config = replace(config, spa=resolve(config.spa))
     method = build_method(config, CLASSES).train()
     optimisers = {turn: build_optimiser(method, config.training, turn) for turn in method.turns}

@@ -30,9 +30,9 @@ METHODS = {  # a row of the table: options of `unida adapt`
     "ovanet+spa": SPA,
     "dcc": "--method dcc",
     "dcc+spa": "--method dcc --spa",
-    "ovanet+spa, null": f"{SPA} --spa.pretext off --spa.entropy off",
-    "ovanet+spa, words and entropy": f"{SPA} --spa.pretext off",
-    "ovanet+spa, words and pretext": f"{SPA} --spa.entropy off",
+    "ovanet+spa, null": f"{SPA} --spa.entropy off",  # the words in the feature, and no loss of SPA
+    "ovanet+spa, words and pretext": f"{SPA} --spa.entropy off --spa.pretext on",
+    "ovanet+spa, all": f"{SPA} --spa.pretext on",
     "ovanet+spa, paper": PAPER,
     "ovanet+spa, paper, null": f"{PAPER} --spa.pretext off --spa.entropy off",
     "ovanet+spa, paper, words and entropy": f"{PAPER} --spa.pretext off",

@@ -197,12 +197,12 @@ def test_features_that_a_run_has_kept_cost_nothing_more(work: Path) -> None:
 
 
 def test_mosaics_are_counted_until_a_run_has_made_them(work: Path) -> None:
-    given = {"train": "tail", "spa": True, "spa_pool": 64, "spa_vocabulary": 8}
+    given = {"train": "tail", "spa": True, "spa_pretext": "on", "spa_pool": 64, "spa_vocabulary": 8}
     before = lines_of(work, **given)
     # 54 views as without SPA, and 64 mosaics of each domain.
     assert any(line.startswith("features to compute: 182 views, ") for line in before)
     words = [w for k, v in options(work, steps=1, train="tail").items() for w in (f"--{k.replace('_', '-')}", str(v))]
-    spa = ["--spa", "--spa.pool", "64", "--spa.vocabulary", "8"]
+    spa = ["--spa", "--spa.pretext", "on", "--spa.pool", "64", "--spa.vocabulary", "8"]
     main(["adapt", *words, *spa, "--out", str(work / "run")])
     assert any(line.startswith("features to compute: 0 views, ") for line in lines_of(work, **given))
 
@@ -221,7 +221,7 @@ def test_a_step_is_timed_with_all_its_turns_and_mosaics(
         return found
 
     monkeypatch.setattr(SPA, "turn_losses", noted)
-    lines_of(work, train="all", spa=True, spa_preset=preset, spa_vocabulary=8)
+    lines_of(work, train="all", spa=True, spa_preset=preset, spa_pretext="on", spa_vocabulary=8)
     assert [turn for turn, _ in taken] == turns
     assert {"words", "count"} <= taken[-1][1]
 

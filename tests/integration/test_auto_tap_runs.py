@@ -101,7 +101,7 @@ def test_a_run_that_is_stopped_while_it_measures_chooses_when_it_is_resumed(
 
 
 def test_words_are_read_behind_what_is_frozen(glyphs: GlyphFolders, place: Path) -> None:
-    small = {"spa": True, "spa.vocabulary": 8, "spa.pool": 16, "spa.tap": "auto", "tap": "layer2"}
+    small = {"spa": True, "spa.vocabulary": 8, "spa.tap": "auto", "tap": "layer2"}
     assert run_here(arguments(glyphs, place, "words", **small)) == 0
     config = load_config(place / "words" / "config.yaml")
     assert (config.model.tap, config.spa.spa_tap in TAPS[3:]) == ("layer2", True)

@@ -43,7 +43,7 @@ CHOICES = {
     "all": {"train": "all"},
     "tail": {"train": "tail"},
     "head": {"train": "head"},
-    "SPA, best": {"train": "tail", "spa": True, "spa.vocabulary": 16, "spa.pool": 64},
+    "SPA, best": {"train": "tail", "spa": True, "spa.vocabulary": 16, "spa.pretext": "on", "spa.pool": 64},
     "SPA, paper": {"train": "all", "spa": True, "spa.preset": "paper", "spa.vocabulary": 16},
 }
 

@@ -201,7 +201,7 @@ def test_with_spa_and_kept_mosaics_two_processes_train_as_one(folders: GlyphFold
 
 def test_with_spa_all_processes_answer_with_the_model_that_is_saved(folders: GlyphFolders) -> None:
     """Words found before the first step, mosaics of each process's own images: the weights stay the same on all."""
-    options = {"spa": True, "spa.vocabulary": 16, "spa.bins": "auto", "spa.words": "on", "devices": 2, "steps": 4}
+    options = {"spa": True, "spa.vocabulary": 16, "spa.pretext": "on", "spa.bins": "auto", "devices": 2, "steps": 4}
     words = arguments(folders, "SPA best", **options, eval_every=0)
     code, printed = end_of(start_process(words, start_new_session=True))
     assert code == 0, printed

@@ -74,7 +74,7 @@ def assert_same_weights(run: Path, other: Path) -> None:
     assert train_lines(run) == train_lines(other)
 
 
-SPA = {"spa": True, "spa.vocabulary": 16, "spa.pool": 64, "spa.bins": "auto"}
+SPA = {"spa": True, "spa.vocabulary": 16, "spa.pretext": "on", "spa.pool": 64, "spa.bins": "auto"}
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,8 @@ def test_killed_at_the_rename_of_a_random_checkpoint(place: Path, whole: Path, m
 @pytest.mark.parametrize("train", ["all", "tail"])
 def test_stopped_with_spa(place: Path, monkeypatch: pytest.MonkeyPatch, preset: str, train: str) -> None:
     """Words, their optimiser, merged classes and the pretrained copy must all be found again."""
-    spa = {"spa": True, "spa.preset": preset, "spa.vocabulary": 16, "spa.pool": 64, "spa.bins": "auto", "train": train}
+    spa = {"spa": True, "spa.preset": preset, "spa.vocabulary": 16, "spa.pretext": "on", "spa.pool": 64}
+    spa |= {"spa.bins": "auto", "train": train}
     name = f"SPA {preset} {train}"
     monkeypatch.setitem(OPTIONS, "steps", 12)
     monkeypatch.setitem(OPTIONS, "checkpoint_every", 5)

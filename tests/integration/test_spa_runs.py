@@ -21,7 +21,7 @@ from unida.methods.spa_options import PRESETS, SPAOptions, flag, resolve
 from unida.modelfile import build_method, load_model, save_model
 from unida.models.backbone import create_backbone
 
-SMALL = {"spa": True, "spa.vocabulary": 16, "spa.pool": 64}
+SMALL = {"spa": True, "spa.vocabulary": 16, "spa.pretext": "on", "spa.pool": 64}
 WATCHED = {"pas", "word_entropy", "usage_entropy", "words_in_use", "count_accuracy_source", "count_accuracy_target"}
 
 
@@ -152,6 +152,7 @@ def test_python_gives_what_the_command_line_gives(folders: GlyphFolders, tmp_pat
         cache=folders.source.parent.parent / "cache",
         spa=True,
         spa_vocabulary=16,
+        spa_pretext="on",
         spa_words="on",
         steps=3,
         batch_size=4,
@@ -174,7 +175,7 @@ def test_with_everything_off_the_method_is_as_it_was(
     options = {"method": method, "train": train, "steps": 4, "eval_every": 2}
     bare = run(folders, tmp_path / "bare", **options)
     off = {"spa.pretext": "off", "spa.entropy": "off", "spa.words": "off"}
-    null = run(folders, tmp_path / "null", **options, **SMALL, **off)
+    null = run(folders, tmp_path / "null", **options, **{**SMALL, **off})
     assert lines_of(null) == lines_of(bare)
     ours, theirs = (load_file(folder / "checkpoint" / "model.safetensors") for folder in (null, bare))
     for name, tensor in theirs.items():

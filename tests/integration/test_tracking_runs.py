@@ -10,7 +10,7 @@ from tiny_runs import adapt_arguments, all_weights, last_step, lines_of, model_h
 
 from unida.data.glyphs import GlyphFolders
 
-SPA = {"spa": True, "spa.vocabulary": 8, "spa.pool": 16}
+SPA = {"spa": True, "spa.vocabulary": 8, "spa.pretext": "on", "spa.pool": 16}
 MEASURES = {"pas", "ntr", "dis"}
 
 

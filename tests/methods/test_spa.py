@@ -16,7 +16,8 @@ from unida.config import TrainingOptions, config_from_options
 from unida.errors import UserError
 from unida.methods import METHODS
 from unida.methods.base import Method, SourceBatch, TargetBatch
-from unida.methods.spa import SPA, map_at
+from unida.methods.spa import SPA
+from unida.methods.spa_backbone import map_at
 from unida.methods.spa_options import PRESETS, SPAOptions, resolve
 from unida.modelfile import build_method
 from unida.models.backbone import POOLED, Backbone, create_backbone
@@ -40,8 +41,12 @@ def make_backbone(train: str = "all") -> Backbone:
 
 
 def build(name: str = "ovanet", preset: str = "paper", train: str = "all", **choices: Any) -> SPA:
-    """With a dozen words; `choices` without the prefix spa_."""
-    given = {"spa_vocabulary": WORDS, **{f"spa_{choice}": value for choice, value in choices.items()}}
+    """With a dozen words and the pretext task, whatever the preset says; `choices` without the prefix spa_."""
+    given = {
+        "spa_vocabulary": WORDS,
+        "spa_pretext": "on",
+        **{f"spa_{choice}": value for choice, value in choices.items()},
+    }
     options = resolve(SPAOptions(spa=True, spa_preset=preset, **given))  # type: ignore[arg-type]
     return SPA(METHODS[name], make_backbone(train), CLASSES, METHODS[name].Options(), options, seed=3).train()
 

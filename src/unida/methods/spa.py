@@ -23,7 +23,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,11 +33,11 @@ from torch import Tensor, nn
 from unida.analysis.measures import prototype_alignment_score
 from unida.clustering import kmeans
 from unida.data.sampling import generator, torch_seed
-from unida.errors import UserError
 from unida.methods.base import Domain, Method, ParameterGroups, Requests, Scores, SourceBatch, Sweep, TargetBatch
+from unida.methods.spa_backbone import Seen, WordBackbone, map_at
 from unida.methods.spa_options import SPAOptions
-from unida.models.backbone import POOLED, Backbone
-from unida.models.words import Words, entropy, histogram, word_entropy
+from unida.models.backbone import Backbone
+from unida.models.words import entropy, histogram, word_entropy
 from unida.pretext.bins import merge_overlapping, parse_bins
 from unida.pretext.instance_count import InstanceCount, PretextBatch
 
@@ -48,131 +48,6 @@ ONCE = sys.maxsize  # a round before step 0, and none after
 BATCHES_FOR_BINS = 8  # of mosaics of each domain, to see which numbers of images can be told apart
 SAMPLED_IMAGES = 300  # of each domain, to find words in
 SAMPLED_LOCATIONS = 8000  # of all of them
-ROOT_SHARE = 0.25  # length of a histogram scaled by its root, as a share of the pooled features'
-
-
-class Seen(NamedTuple):
-    """What the goal's losses made of a batch of images, so that it need not be made twice."""
-
-    images: Tensor
-    features: Tensor  # (B, D, H, W)
-    log_words: Tensor | None  # (B, U, K)
-
-
-class MosaicLosses(NamedTuple):
-    count: Tensor  # of f_n
-    reject: Tensor | None  # of the method's unknown score
-
-
-def rejection_loss(unknown: Tensor, instances: Tensor) -> Tensor:
-    """Mosaics of several images are of no class: the mean of −log(unknown score) over them, 0 where there are none.
-
-    Args:
-        unknown: (B,) the method's unknown scores in 0…1.
-        instances: (B,) of how many images each mosaic is made.
-    """
-    several = instances > 1
-    logs = unknown.float().clamp_min(1e-6).log()
-    return -(logs * several).sum() / several.sum().clamp_min(1)
-
-
-class WordBackbone(nn.Module):
-    """What the method under SPA takes for its backbone: the feature is, or ends with, the word histogram."""
-
-    length: Tensor
-
-    def __init__(self, backbone: Backbone, options: SPAOptions) -> None:
-        super().__init__()
-        self.backbone, self.options = backbone, options
-        self.tap = options.spa_tap or backbone.taps[-1]
-        _refuse_frozen_tap(backbone, self.tap, said=options.spa_tap is not None)
-        channels = backbone.num_features if backbone.frozen_at == POOLED else backbone.channels(self.tap)
-        count = options.spa_vocabulary
-        assert count is not None and options.spa_similarity is not None and options.spa_temperature is not None
-        self.words = Words(channels, count, options.spa_similarity, options.spa_temperature)
-        in_feature = options.spa_words == "on"
-        has_losses = options.spa_pretext == "on" or options.spa_entropy == "on"
-        self.goal_learns = in_feature and options.spa_goal_words == "on"
-        self.pretext_learns = has_losses and options.spa_learn == "on"
-        self.words.prototypes.requires_grad_(self.goal_learns or self.pretext_learns)
-        self.normalise = nn.BatchNorm1d(count) if in_feature and options.spa_scale == "batchnorm" else None
-        histogram_size = count if in_feature else 0
-        alone = in_feature and options.spa_place == "instead"
-        self.num_features = histogram_size + (0 if alone else backbone.num_features)
-        self.register_buffer("length", torch.ones(()))  # of pooled features, before training
-        self.seen: list[Seen] | None = None  # while recording, what `forward` met
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Images, or what stands for them → (B, num_features)."""
-        options, parts = self.options, []
-        state = self.backbone.state(images, upto=self.tap)
-        features = map_at(self.backbone, state, self.tap)
-        log_words = None
-        if options.spa_words == "off" or options.spa_place == "beside":
-            parts.append(self._pooled(state))
-        if options.spa_words == "on":
-            log_words = self.words(features, updating=self.goal_learns)
-            parts.append(self.scaled(histogram(log_words)))
-        if self.seen is not None:  # log φ can serve twice if the gradients are to reach the same weights
-            self.seen.append(Seen(images, features, log_words if self.goal_learns == self.pretext_learns else None))
-        return torch.cat(parts, dim=1)
-
-    def map(self, images: Tensor) -> Tensor:
-        """The features that words are read from: (B, D, H, W)."""
-        return map_at(self.backbone, self.backbone.state(images, upto=self.tap), self.tap)
-
-    def log_words(self, features: Tensor) -> Tensor:
-        """log φ of a map (B, D, H, W) for the losses on words themselves: (B, U, K)."""
-        return self.words(features, updating=self.pretext_learns)
-
-    def _pooled(self, state: Tensor) -> Tensor:
-        backbone = self.backbone
-        if backbone.frozen_at == POOLED:
-            return state
-        return backbone.pool(state if self.tap == backbone.taps[-1] else backbone.run(state, after=self.tap))
-
-    def pooled_length(self, images: Tensor) -> Tensor:
-        """(B,) ‖f‖ of the pooled features."""
-        return self._pooled(self.backbone.state(images, upto=self.tap)).float().norm(dim=1)
-
-    def scaled(self, shares: Tensor) -> Tensor:
-        """ψ (B, K) as heads get to see it.
-
-        OVANet's heads have neither bias nor normalisation: they need activations around 1 with a positive mean.
-        """
-        if self.normalise is not None:
-            return F.relu(self.normalise(shares))
-        if self.options.spa_scale == "root":
-            # Of length 1 whatever the words (Hellinger's map), then a share of the pooled feature beside it.
-            return shares.clamp_min(1e-9).sqrt() * (ROOT_SHARE * self.length)
-        if self.options.spa_scale == "unit":
-            return F.normalize(shares, dim=1) / 0.05  # OVANet's temperature for normalised features
-        return shares * shares.shape[1] if self.options.spa_scale == "count" else shares
-
-    @contextmanager
-    def recording(self) -> Iterator[list[Seen]]:
-        """Collects images and the maps that `forward` made of them, so that they need not be made twice."""
-        self.seen = []
-        try:
-            yield self.seen
-        finally:
-            self.seen = None
-
-
-def map_at(backbone: Backbone, state: Tensor, tap: str) -> Tensor:
-    """The state as (B, D, H, W). Of a backbone that is frozen whole only pooled vectors are left: one location."""
-    return state[:, :, None, None] if backbone.frozen_at == POOLED else backbone.spatial(state, tap)
-
-
-def _refuse_frozen_tap(backbone: Backbone, tap: str, said: bool) -> None:
-    frozen = backbone.frozen_at
-    if frozen == POOLED and said:
-        raise UserError(f"--spa.tap {tap} is lost with --train head, which keeps pooled vectors only: leave it out")
-    if frozen in backbone.taps and tap in backbone.taps and backbone.taps.index(tap) <= backbone.taps.index(frozen):
-        raise UserError(
-            f"--spa.tap {tap} is not behind --tap {frozen}, up to which the backbone is frozen: choose a later tap for "
-            "the words, or an earlier one to freeze"
-        )
 
 
 class SPA(Method):
@@ -268,11 +143,9 @@ class SPA(Method):
         if source.pretext is not None and target.pretext is not None:
             with _keeping_statistics(self.words, options.spa_statistics == "images"):
                 # Apart, as the goal's images: BatchNorm must not mix the statistics of the two domains.
-                of_source = self._mosaic_losses(source.pretext, "source")
-                of_target = self._mosaic_losses(target.pretext, "target")
-            losses["count"] = options.spa_pretext_weight * (of_source.count + of_target.count)
-            if of_source.reject is not None and of_target.reject is not None:
-                losses["reject"] = options.spa_reject_weight * (of_source.reject + of_target.reject)
+                of_source = self._count_loss(source.pretext, "source")
+                of_target = self._count_loss(target.pretext, "target")
+            losses["count"] = options.spa_pretext_weight * (of_source + of_target)
         return losses
 
     def _entropy_loss(self, source: SourceBatch, target: TargetBatch, seen: list[Seen]) -> Tensor:
@@ -304,21 +177,13 @@ class SPA(Method):
         tap = self.words.tap
         return self.words.words(map_at(backbone, backbone.state(images, upto=tap), tap)).argmax(dim=-1)
 
-    def _mosaic_losses(self, batch: PretextBatch, domain: str) -> MosaicLosses:
-        reject = None
-        if self.options.spa_reject_weight:
-            with self.words.recording() as seen:
-                scores = self.base.score(self.base.features(batch.images))
-            features, log_words = seen[0].features, seen[0].log_words
-            reject = rejection_loss(scores.unknown, batch.labels + 1)
-        else:
-            features, log_words = self.words.map(batch.images), None
-        shares = histogram(self.words.log_words(features) if log_words is None else log_words)
+    def _count_loss(self, batch: PretextBatch, domain: str) -> Tensor:
+        shares = histogram(self.words.log_words(self.words.map(batch.images)))
         logits = self.count(shares * shares.shape[1]).float()  # times K: as the heads, f_n needs numbers around 1
         labels = self.bins[batch.labels]
         guesses = logits.detach().argmax(dim=1)
         self.watched[f"count_accuracy_{domain}"] = lambda: (guesses == labels).float().mean()
-        return MosaicLosses(F.cross_entropy(logits, labels), reject)
+        return F.cross_entropy(logits, labels)
 
     def _watch(self, features: Tensor, log_words: Tensor) -> None:
         """The paper's PAS, which is to rise; and signs of a collapse: all locations sure, all of the same few words."""

@@ -40,9 +40,12 @@ class Words(nn.Module):
         """
         prototypes = self.prototypes if updating else self.prototypes.detach()
         locations = features.permute(0, 2, 3, 1).flatten(1, 2)  # in channels-last memory this is no copy
-        if self.similarity == "cosine":
-            locations, prototypes = F.normalize(locations.float(), dim=-1), F.normalize(prototypes, dim=1)
-        return (F.linear(locations, prototypes).float() / self.temperature).log_softmax(dim=-1)
+        if self.similarity == "dot":
+            return (F.linear(locations, prototypes).float() / self.temperature).log_softmax(dim=-1)
+        # The product is divided by the lengths, not the features: there are fewer words than channels.
+        lengths = torch.linalg.vector_norm(locations.float(), dim=-1, keepdim=True).clamp_min(1e-12)
+        cosines = F.linear(locations.float(), F.normalize(prototypes, dim=1)) / lengths
+        return (cosines / self.temperature).log_softmax(dim=-1)
 
 
 def histogram(log_words: Tensor) -> Tensor:
