@@ -238,6 +238,8 @@ def test_a_step_is_timed_with_all_its_turns_and_mosaics(
         ({"source": None, "target": None, "benchmark": "office31", "root": "x"}, "--pair SOURCE:TARGET is missing"),
         ({"target": "gone"}, "gone: no such folder"),
         ({"accelerator": "abacus"}, "--accelerator abacus"),
+        ({"backbone": "test_vit", "crop": 30}, "--crop 30: backbone 'test_vit' cannot take it"),
+        ({"method": "dcc", "backbone": "test_vit", "crop": 30}, "--crop 30: backbone 'test_vit' cannot take it"),
     ],
     ids=lambda value: "" if isinstance(value, str) else "-".join(value),
 )

@@ -16,6 +16,7 @@ from unida.data.cache import Pixels
 from unida.data.domains import Source, Target, benchmark_pair, open_domains
 from unida.methods.base import Method, SourceBatch, TargetBatch
 from unida.modelfile import build_method
+from unida.models.backbone import refuse_crop
 from unida.models.features import FeatureInputs
 from unida.models.shelf import stem_of
 from unida.pretext.instance_count import PretextBatch
@@ -44,6 +45,7 @@ def check_run(config: Config) -> list[str]:
         config = with_taps(config, *choose_taps(config, source, target, fabric.device))
     with torch.random.fork_rng():
         method = build_method(config, len(source.classes)).to(fabric.device)
+        refuse_crop(method.backbone, config.data.crop, method.eval().features)
         cost = _measure(fabric, method, source, target, config)
     return [*lines, "", *_tell_cost(cost, config, method)]
 

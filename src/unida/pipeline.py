@@ -22,6 +22,7 @@ from unida.evaluation.truth import Truth, read_truth
 from unida.methods.base import Method
 from unida.methods.spa_options import leaves_parameters_unused
 from unida.modelfile import build_method, save_model
+from unida.models.backbone import refuse_crop
 from unida.models.features import TEST_VIEW, FeatureInputs
 from unida.models.shelf import stem_of
 from unida.processes import main_process_first, open_fabric, share_buffers, told_by_main_process
@@ -69,7 +70,7 @@ def _carry_out(claim: Claim, fabric: Fabric) -> None:
         config = _with_chosen_taps(claim, domains, fabric).config
         tracking = _open_tracking(config, domains)
         method = build_method(config, len(domains.source.classes))
-        _refuse_crop(method, config)
+        refuse_crop(method.backbone, config.data.crop, method.eval().features)
     except UserError:
         if is_main:
             claim.release()
@@ -119,18 +120,6 @@ def _refuse_uneven_batches(config: Config, processes: int) -> None:
 def _open_all(config: Config, visible: bool) -> _Domains:
     source, target = open_domains(config.data, visible)
     return _Domains(source, target, read_truth(config.data, target, source.classes, visible))
-
-
-@torch.no_grad()
-def _refuse_crop(method: Method, config: Config) -> None:
-    """Some networks take sides of certain lengths only: one black picture tells, before the long work begins."""
-    crop = config.data.crop
-    method.eval()  # BatchNorm keeps its statistics
-    try:
-        method.features(torch.zeros(1, 3, crop, crop))
-    except (AssertionError, RuntimeError, ValueError) as error:
-        reason = " ".join(str(error).split()).rstrip(".")
-        raise UserError(f"--crop {crop}: backbone {config.model.backbone!r} cannot take it ({reason})") from error
 
 
 def _open_inputs(fabric: Fabric, method: Method, domains: _Domains, config: Config) -> Inputs:

@@ -38,11 +38,11 @@ class Tiny(nn.Module):
 
 
 def test_each_kind_of_layer_is_counted_by_its_rule() -> None:
-    network = AnsweringNetwork(Tiny(), nn.Linear(4, 2))  # type: ignore[arg-type]
+    network = AnsweringNetwork(Tiny())  # type: ignore[arg-type]
     map_elements = 4 * 8 * 8
-    products = map_elements * 3 * 3 * 3 + 4 * 5 + 4 * 2
+    products = map_elements * 3 * 3 * 3 + 4 * 5
     elementwise = 2 * map_elements + map_elements + map_elements  # norm, activation, pooling
-    parameters = 4 * 27 + 2 * 4 + 20 + (8 + 2)
+    parameters = 4 * 27 + 2 * 4 + 20
     assert count(network, crop=16) == Complexity(parameters, products + elementwise)
 
 
@@ -58,10 +58,14 @@ def test_products_between_tokens_are_counted() -> None:
     assert count(network, crop=8).multiply_adds == 2 * tokens * tokens * width
 
 
-def test_words_cost_their_layer_and_change_the_heads() -> None:
-    plain, with_words = compare(ComplexityOptions("test_resnet.r160_in1k", classes=7, words=50, crop=64))
+@pytest.mark.parametrize(
+    ("method", "outputs"),
+    [("ovanet", 3 * 7), ("dcc", 256)],  # of the first layer behind the feature; DCC's own feature comes after it
+)
+def test_words_cost_their_layer_and_change_the_heads(method: str, outputs: int) -> None:
+    plain, with_words = compare(ComplexityOptions("test_resnet.r160_in1k", 7, words=50, crop=64, method=method))
     channels = 96  # of the last map, 2 × 2 for 64 pixels
-    heads_before, heads_after = 3 * 7 * channels, 3 * 7 * 50 + 4 * 50
+    heads_before, heads_after = outputs * channels, outputs * 50 + 4 * 50
     biases = 4  # of the pretext task's head
     assert with_words.parameters - plain.parameters == channels * 50 + heads_after + biases - heads_before
     pooled = 4 * channels  # elements that the pooling takes; a histogram is no pooling layer
@@ -85,6 +89,7 @@ def test_the_command_prints_both_rows(capsys: pytest.CaptureFixture[str]) -> Non
         (["--method", "nothing"], "'nothing'"),
         (["--words", "0"], "--words is 0"),
         (["--backbone", "resnet5"], "resnet5"),
+        (["--backbone", "test_vit", "--crop", "30"], "--crop 30: backbone 'test_vit' cannot take it"),
     ],
 )
 def test_wrong_options_are_one_line(wrong: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,14 +13,14 @@ import numpy as np
 import torch
 
 from unida.analysis.measures import choose_tap, domain_invariance_score, source_negative_transfer_risk
-from unida.analysis.taps import digests, features_at_taps, refuse_crop, some_images
+from unida.analysis.taps import digests, features_at_taps, some_images
 from unida.config import AUTO, Config, ModelOptions
 from unida.data.augment import Preprocess
 from unida.data.domains import Source, Target
 from unida.data.sampling import generator, torch_seed
 from unida.errors import UserError
 from unida.methods.spa_options import SPAOptions, flag
-from unida.models.backbone import Backbone, create_backbone
+from unida.models.backbone import Backbone, create_backbone, refuse_crop
 from unida.progress import progress
 
 log = logging.getLogger("unida")
@@ -50,7 +50,7 @@ def choose_taps(
     backbone = _open_backbone(config, device)
     places = _places_to_freeze(backbone, config.spa) if tap == AUTO else _places_for_words(backbone, config.model)
     preprocess = Preprocess(config.data.crop, backbone.mean, backbone.std, device)
-    refuse_crop(backbone, preprocess)
+    refuse_crop(backbone, config.data.crop)
     try:
         curves = measure_curves(backbone, preprocess, source, target, config.training.seed, visible)
     except UserError as error:

@@ -17,7 +17,7 @@ from unida.methods import METHODS
 from unida.methods.base import Method
 from unida.methods.spa import SPA
 from unida.methods.spa_options import SPAOptions, resolve
-from unida.models.backbone import Backbone, create_backbone
+from unida.models.backbone import Backbone, create_backbone, refuse_crop
 from unida.models.weights import NO_WEIGHTS
 
 NORMALISATIONS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
@@ -46,23 +46,21 @@ class Complexity:
 
 
 class AnsweringNetwork(nn.Module):
-    """What is counted: all that answers for an image, the pretext task's question too."""
+    """What is counted: all that answers for an image."""
 
-    def __init__(self, method: Method, pretext: nn.Module | None = None) -> None:
+    def __init__(self, method: Method) -> None:
         super().__init__()
-        self.method, self.pretext = method, pretext
+        self.method = method
 
     def forward(self, images: Tensor) -> None:
-        features = self.method.features(images)
-        self.method.score(features)
-        if self.pretext is not None:
-            self.pretext(features)
+        self.method.score(self.method.features(images))
 
 
 def compare(options: ComplexityOptions) -> tuple[Complexity, Complexity]:
     """The method as it is, and on words with the pretext task's head."""
     _refuse(options)
     backbone = create_backbone(options.backbone, NO_WEIGHTS)
+    refuse_crop(backbone, options.crop)
     return (
         count(_without_words(backbone, options), options.crop),
         count(_with_words(backbone, options), options.crop),
@@ -123,12 +121,17 @@ def _without_words(backbone: Backbone, options: ComplexityOptions) -> AnsweringN
 
 
 def _with_words(backbone: Backbone, options: ComplexityOptions) -> AnsweringNetwork:
-    """SPA as printed: the method's heads on a histogram of words, f_n on the same."""
+    """SPA as printed: the histogram of words is the method's feature, and f_n answers for it too."""
     kind = METHODS[options.method]
     choices = resolve(SPAOptions(spa=True, spa_preset="paper", spa_vocabulary=options.words))
     with torch.random.fork_rng():
         method = SPA(kind, backbone, options.classes, kind.Options(), choices)
-    return AnsweringNetwork(method, pretext=method.count)
+
+    def ask_f_n(words: nn.Module, images: object, histogram: Tensor) -> None:
+        method.count(histogram)
+
+    method.words.register_forward_hook(ask_f_n)  # here: `features` may be more, as DCC's neck is
+    return AnsweringNetwork(method)
 
 
 def _refuse(options: ComplexityOptions) -> None:

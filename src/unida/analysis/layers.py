@@ -16,7 +16,7 @@ import tyro
 
 from unida.analysis.figure import can_draw, draw_curves
 from unida.analysis.measures import choose_tap
-from unida.analysis.taps import TapMeasures, digests, features_at_taps, measure_tap, refuse_crop, some_images
+from unida.analysis.taps import TapMeasures, digests, features_at_taps, measure_tap, some_images
 from unida.config import Config, DataOptions, ModelOptions, TrainingOptions, check, config_class
 from unida.data.augment import Preprocess
 from unida.data.cache import Pixels
@@ -26,7 +26,7 @@ from unida.errors import UserError
 from unida.evaluation.truth import read_truth
 from unida.files import write_text
 from unida.methods.source_only import SourceOnly
-from unida.models.backbone import create_backbone
+from unida.models.backbone import create_backbone, refuse_crop
 from unida.processes import open_fabric_for_answers
 from unida.progress import progress
 from unida.runfolder import complete
@@ -93,7 +93,7 @@ def study_layers(options: LayerOptions, visible: bool = True) -> LayerStudy:
         backbone = create_backbone(config.model.backbone, config.model.weights)
     backbone.to(device).to(memory_format=torch.channels_last)
     preprocess = Preprocess(config.data.crop, backbone.mean, backbone.std, device)
-    refuse_crop(backbone, preprocess)
+    refuse_crop(backbone, config.data.crop)
     source = features_at_taps(backbone, images.source, preprocess, "source", options.seed, visible)
     target = features_at_taps(backbone, images.target, preprocess, "target", options.seed, visible)
     which = (digests(images.source), digests(images.target))

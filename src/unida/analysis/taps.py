@@ -17,7 +17,6 @@ from unida.analysis.measures import (
 from unida.data.augment import Preprocess
 from unida.data.cache import Pixels
 from unida.data.sampling import generator
-from unida.errors import UserError
 from unida.models.backbone import Backbone
 from unida.progress import progress
 
@@ -55,16 +54,6 @@ def some_images(count: int, limit: int, name: str, seed: int) -> np.ndarray:
 def digests(pixels: Pixels) -> np.ndarray:
     """(N,) which image each one is, for `domain_invariance_score`."""
     return np.array([file.digest for file in pixels.files])
-
-
-@torch.inference_mode()
-def refuse_crop(backbone: Backbone, preprocess: Preprocess) -> None:
-    """Some networks take sides of certain lengths only: one black picture tells, before the long work begins."""
-    try:
-        backbone.eval()(torch.zeros(1, 3, preprocess.crop, preprocess.crop, device=preprocess.device))
-    except (AssertionError, RuntimeError, ValueError) as error:
-        reason = " ".join(str(error).split()).rstrip(".")
-        raise UserError(f"--crop {preprocess.crop}: backbone {backbone.name!r} cannot take it ({reason})") from error
 
 
 @torch.inference_mode()

@@ -211,6 +211,22 @@ def create_backbone(name: str, weights: str | Path | None = None) -> Backbone:
     return Backbone(model, name, normalisation.mean, normalisation.std)
 
 
+@torch.no_grad()
+def refuse_crop(backbone: Backbone, crop: int, features: Callable[[Tensor], Tensor] | None = None) -> None:
+    """Some networks take sides of certain lengths only: one black picture tells, before the long work begins.
+
+    Args:
+        features: of a network around the backbone, in evaluation mode, where more than the backbone has to take it.
+    """
+    if features is None:
+        features = backbone.eval()
+    try:
+        features(torch.zeros(1, 3, crop, crop, device=next(backbone.parameters()).device))
+    except (AssertionError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise UserError(f"--crop {crop}: backbone {backbone.name!r} cannot take it ({reason})") from error
+
+
 def stages_of(model: Any) -> tuple[Stage, ...]:
     """The chain of a timm model; a family that is not known by name is a chain of one."""
     builders: dict[Any, Callable[[Any], tuple[Stage, ...]]] = {
