@@ -16,6 +16,8 @@ from unida.methods import METHODS
 from unida.methods.spa_options import flag, resolve
 from unida.models.weights import NO_WEIGHTS, default_backbone
 
+LOCK = ".lock"
+
 
 @dataclass(frozen=True)
 class Claim:
@@ -61,18 +63,36 @@ def claim_folder(config: Config, has_gpu: bool) -> Claim:
         return Claim(resumed, folder, is_new=False, lock=_lock(folder))
     if resume and config.data.source is None and config.data.benchmark is None:
         raise UserError(f"--out {folder} holds no run to resume: mend the path, or name the data to start one there")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"--out {folder} already holds other files: choose a new folder")
+    _refuse_other_files(folder)
     completed = complete(config, has_gpu)
     benchmark_pair(completed.data)  # the cheapest check of all: are the options there?
     made = tuple(itertools.takewhile(lambda path: not path.exists(), (folder, *folder.parents)))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        save_config(completed, saved)
+        claim = Claim(completed, folder, is_new=True, made=made, lock=_lock(folder))
     except OSError as error:
         _remove_empty(made)
-        raise UserError(f"--out {folder} cannot be written ({error.strerror}): choose another folder") from error
-    return Claim(completed, folder, is_new=True, made=made, lock=_lock(folder))
+        raise _cannot_write(folder, error) from error
+    try:
+        _refuse_other_files(folder)  # again: before it was locked, another process may have begun a run there
+        save_config(completed, saved)
+    except UserError:
+        claim.unlock()
+        raise
+    except OSError as error:
+        claim.release()
+        raise _cannot_write(folder, error) from error
+    return claim
+
+
+def _refuse_other_files(folder: Path) -> None:
+    """A lock is no file of a run: whoever holds it has just come, or was killed before the run began."""
+    if folder.exists() and (not folder.is_dir() or any(path.name != LOCK for path in folder.iterdir())):
+        raise UserError(f"--out {folder} already holds other files: choose a new folder")
+
+
+def _cannot_write(folder: Path, error: OSError) -> UserError:
+    return UserError(f"--out {folder} cannot be written ({error.strerror}): choose another folder")
 
 
 def keep_config(claim: Claim) -> None:
@@ -83,7 +103,7 @@ def keep_config(claim: Claim) -> None:
 
 def _lock(folder: Path) -> FileLock:
     """Two processes that write the same checkpoint would ruin it."""
-    lock = FileLock(folder / ".lock")
+    lock = FileLock(folder / LOCK)
     try:
         lock.acquire(timeout=0)
     except Timeout as error:

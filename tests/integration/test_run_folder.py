@@ -3,12 +3,14 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
 from tiny_runs import adapt_arguments, run_here
 
 import unida
+from unida import runfolder
 from unida.data.glyphs import GlyphFolders
 
 
@@ -28,6 +30,41 @@ def test_a_folder_in_which_another_process_works_is_refused(
     assert "another process is at work" in capsys.readouterr().err
     assert run_here(["adapt", "--out", str(finished), "--resume"]) == 0
     assert not (finished / ".lock").exists()
+
+
+@pytest.mark.parametrize("still_at_work", [True, False])
+def test_of_two_runs_that_start_together_the_later_one_changes_nothing(
+    glyphs: GlyphFolders,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    still_at_work: bool,
+) -> None:
+    """The other one begins after this one has found the folder empty."""
+    run, other = tmp_path / "run", FileLock(tmp_path / "run" / ".lock")
+    complete = runfolder.complete
+
+    def overtaken(*arguments: Any) -> Any:
+        run.mkdir(exist_ok=True)
+        (run / "config.yaml").write_text("the other's")
+        if still_at_work:
+            other.acquire()
+        return complete(*arguments)
+
+    monkeypatch.setattr(runfolder, "complete", overtaken)
+    assert run_here(adapt_arguments(glyphs.source, glyphs.target, run, tmp_path / "cache")) == 2
+    said = "another process is at work there" if still_at_work else "already holds other files"
+    assert f"error: --out {run}" in (err := capsys.readouterr().err) and said in err
+    assert (run / "config.yaml").read_text() == "the other's"
+    assert (run / ".lock").exists() == still_at_work
+    other.release()
+
+
+def test_a_lock_that_a_kill_left_behind_is_in_nobodys_way(glyphs: GlyphFolders, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / ".lock").touch()
+    assert run_here(adapt_arguments(glyphs.source, glyphs.target, run, tmp_path / "cache", steps=1)) == 0
 
 
 def test_a_second_call_on_a_finished_run_changes_nothing(finished: Path) -> None:
