@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 from tiny_training import Tiny, make_method
 
 from unida.config import TrainingOptions
@@ -158,6 +159,25 @@ def test_the_file_is_on_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch
     monkeypatch.setattr(checkpoint.os, "replace", lambda a, b: (events.append("replace"), replace(a, b)))
     write_atomically({"x": torch.zeros(3)}, {}, tmp_path / "new" / "c.safetensors")
     assert events[:2] == ["fsync", "replace"]
+
+
+@pytest.mark.parametrize("change", ["one optimiser, without a name", "a layer that is gone", "no seconds"])
+def test_a_checkpoint_of_another_layout_is_told(tmp_path: Path, change: str) -> None:
+    path = tmp_path / "c.safetensors"
+    method = make_method()
+    optimisers = {"goal": build_optimiser(method, TrainingOptions())}
+    save_checkpoint(path, method, optimisers, 2)
+    metadata, tensors = read_metadata(path), load_file(path)
+    if change == "one optimiser, without a name":
+        metadata["optimiser"] = "{}"
+    elif change == "no seconds":
+        del metadata["seconds"]
+    else:
+        del tensors["method/head.weight"]
+    write_atomically(tensors, metadata, path)
+    told = r"c\.safetensors was made by another version of unida: start anew with another --out"
+    with pytest.raises(UserError, match=told):
+        load_checkpoint(path, method, optimisers)
 
 
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint at all", b"\x08" + b"\0" * 7 + b"{}      "[:4]])

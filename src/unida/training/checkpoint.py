@@ -74,6 +74,19 @@ def load_checkpoint(
 ) -> tuple[int, float, dict[str, Any]]:
     """Restore a state in place. Returns the steps and seconds it had taken, and the gradient scaler's state."""
     metadata, tensors = read_metadata(path), load_file(path)
+    try:
+        _restore(metadata, tensors, method, optimisers)
+        return int(metadata["step"]), float(metadata["seconds"]), json.loads(metadata["scaler"])
+    except (LookupError, ValueError, RuntimeError) as error:  # names or shapes that are not those of today
+        raise UserError(f"{path} was made by another version of unida: start anew with another --out") from error
+
+
+def _restore(
+    metadata: Mapping[str, str],
+    tensors: Mapping[str, Tensor],
+    method: nn.Module,
+    optimisers: Mapping[str, torch.optim.Optimizer],
+) -> None:
     method.load_state_dict({k.removeprefix("method/"): v for k, v in tensors.items() if k.startswith("method/")})
     numbers = json.loads(metadata["optimiser"])
     for turn, optimiser in optimisers.items():
@@ -84,7 +97,6 @@ def load_checkpoint(
                 _, _, index, key = name.split("/")
                 entries.setdefault(int(index), {})[key] = _laid_out_like(parameters[int(index)], tensor)
         optimiser.load_state_dict({**optimiser.state_dict(), "state": entries})
-    return int(metadata["step"]), float(metadata["seconds"]), json.loads(metadata["scaler"])
 
 
 def _laid_out_like(parameter: Tensor, state: Tensor) -> Tensor:
