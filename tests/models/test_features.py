@@ -149,6 +149,28 @@ def test_a_damaged_shelf_is_noticed_and_computed_again(
     assert torch.allclose(again.test_view(pixels, index), before, atol=2e-3, rtol=2e-3)
 
 
+def test_a_shelf_that_another_process_finds_damaged_is_read_on_as_it_was(tmp_path: Path) -> None:
+    """Written over in place, the rows would be other images' now: in another order, under the reader's feet."""
+    names = [bytes([number]) * 16 for number in range(1, 8)]
+    numbers = torch.arange(1.0, 8.0)[:, None]
+    reader = Shelf(tmp_path / "shelf", (1,), "fp16")
+    reader.append(names[:5], numbers[:5])
+    with (tmp_path / "shelf" / "rows.16").open("r+b") as rows:
+        rows.write(b"\xff")  # of the first image
+    finder = Shelf(tmp_path / "shelf", (1,), "fp16")
+    assert not finder.row_of
+    finder.append(names[4::-1], numbers[:5].flip(0))
+
+    def read(shelf: Shelf, which: slice) -> list[float]:
+        return shelf.read(np.array([shelf.row_of[name] for name in names[which]])).flatten().tolist()
+
+    assert read(reader, slice(1, 5)) == [2, 3, 4, 5]
+    reader.append(names[5:], numbers[5:])  # goes on where it is at home
+    assert read(reader, slice(1, 7)) == [2, 3, 4, 5, 6, 7]
+    assert read(finder, slice(0, 5)) == [1, 2, 3, 4, 5]
+    assert read(Shelf(tmp_path / "shelf", (1,), "fp16"), slice(0, 5)) == [1, 2, 3, 4, 5]
+
+
 def test_other_weights_tap_crop_or_normalisation_have_a_shelf_of_their_own(
     backbone: Backbone, pixels: Pixels, tmp_path: Path
 ) -> None:

@@ -7,10 +7,10 @@ checksum. Rows are appended, and a row counts once its entry in the index is who
 import errno
 import logging
 import os
+import weakref
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -58,26 +58,29 @@ def stem_of(backbone: Backbone, crop: int, number_format: FeatureFormat) -> Stem
 
 
 class Shelf:
-    """The features of one view of any number of images."""
+    """The features of one view of any number of images.
+
+    Both files are held open together: where another process finds damage and puts new files in their place, whoever has
+    the old ones goes on with those, by the places that it knows.
+    """
 
     def __init__(self, folder: Path, shape: tuple[int, ...], number_format: FeatureFormat) -> None:
         self.folder, self.shape, self.format = folder, shape, TORCH_FORMAT[number_format]
         self.row_length = int(np.prod(shape))
         folder.mkdir(parents=True, exist_ok=True)
-        self._rows = os.open(folder / "rows.16", os.O_RDWR | os.O_CREAT)
         self.lock = FileLock(folder.with_name(f"{folder.name}.lock"))  # held for moments, to write
         self.computing = FileLock(folder.with_name(f"{folder.name}.computing.lock"))  # held for minutes
         self.row_of: dict[bytes, int] = {}
         with self.lock:
+            self._rows, self._index = self._open("rows.16"), self._open("index")
             self._trim_torn_ends()
             self.refresh()
             self._spot_check()
 
     def refresh(self) -> None:
         """Learn of rows that other processes have added."""
-        entries = np.fromfile(self._index, dtype=ENTRY, offset=len(self.row_of) * ENTRY.itemsize)
         start = len(self.row_of)
-        for i, entry in enumerate(entries):
+        for i, entry in enumerate(self._entries(start)):
             self.row_of[_padded(entry["digest"])] = start + i
 
     def append(self, digests: Sequence[bytes], features: Tensor) -> None:
@@ -94,15 +97,11 @@ class Shelf:
             )
         block = packed.view(torch.int16).numpy().reshape(len(digests), -1)
         entries = np.array([(d, zlib.crc32(row.tobytes())) for d, row in zip(digests, block, strict=True)], ENTRY)
-        with self.lock, open(self._index, "ab") as index:
+        with self.lock:
             self.refresh()
-            written = os.pwrite(self._rows, block.tobytes(), len(self.row_of) * 2 * self.row_length)
-            if written != block.nbytes:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.fsync(self._rows)
-            index.write(entries.tobytes())
-            index.flush()
-            os.fsync(index.fileno())
+            place = len(self.row_of)
+            _write(self._rows, block.tobytes(), place * 2 * self.row_length)
+            _write(self._index, entries.tobytes(), place * ENTRY.itemsize)
             self.refresh()
 
     def read(self, rows: np.ndarray) -> Tensor:
@@ -113,30 +112,46 @@ class Shelf:
                 raise OSError(errno.EIO, f"row {row} of {self.folder} ends early")
         return torch.from_numpy(block).view(self.format).reshape(len(rows), *self.shape)
 
-    @cached_property
-    def _index(self) -> Path:
-        path = self.folder / "index"
-        path.touch()
-        return path
+    def _open(self, name: str) -> int:
+        descriptor = os.open(self.folder / name, os.O_RDWR | os.O_CREAT)
+        weakref.finalize(self, os.close, descriptor)
+        return descriptor
+
+    def _entries(self, start: int = 0) -> np.ndarray:
+        """The index from an entry on, without one that is torn."""
+        count = max(0, os.fstat(self._index).st_size // ENTRY.itemsize - start)
+        return np.frombuffer(os.pread(self._index, count * ENTRY.itemsize, start * ENTRY.itemsize), dtype=ENTRY)
 
     def _trim_torn_ends(self) -> None:
         """Forget what a kill or a truncation left without its other half."""
         whole_rows = os.fstat(self._rows).st_size // (2 * self.row_length)
-        entries = self._index.stat().st_size / ENTRY.itemsize
+        entries = os.fstat(self._index).st_size / ENTRY.itemsize
         keep = min(whole_rows, int(entries))
         if keep < entries:
             log.warning("cached features in %s end early; computing the rest again", self.folder)
         os.truncate(self._index, keep * ENTRY.itemsize)
 
     def _spot_check(self) -> None:
-        entries = np.fromfile(self._index, dtype=ENTRY)
+        entries = self._entries()
         for row in np.unique(np.linspace(0, len(entries) - 1, min(SPOT_CHECKS, len(entries))).astype(int)):
             values = self.read(np.array([row])).view(torch.int16).numpy()
             if zlib.crc32(values.tobytes()) != int(entries[row]["crc32"]):
                 log.warning("cached features in %s are damaged at row %d; computing all again", self.folder, row)
-                os.truncate(self._index, 0)
-                self.row_of.clear()
+                self._start_anew()
                 return
+
+    def _start_anew(self) -> None:
+        """New files, empty: what is written over would be read, in another order, by those who have the old ones."""
+        for name in ("rows.16", "index"):
+            (self.folder / name).unlink()
+        self._rows, self._index = self._open("rows.16"), self._open("index")
+        self.row_of.clear()
+
+
+def _write(descriptor: int, content: bytes, place: int) -> None:
+    if os.pwrite(descriptor, content, place) != len(content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    os.fsync(descriptor)
 
 
 def _padded(digest: bytes) -> bytes:
