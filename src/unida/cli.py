@@ -40,6 +40,7 @@ Add --help to any of them. `unida --version` tells the version.
 """
 
 T = TypeVar("T")
+Verb = Callable[[list[str]], None]  # called with the words behind it
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -64,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         _exit_with("interrupted", 130)
 
 
-def _command(verbs: dict[str, Callable[[list[str]], None]], verb: str, program: str) -> Callable[[list[str]], None]:
+def _command(verbs: dict[str, Verb], verb: str, program: str) -> Verb:
     if verb not in verbs:
         close = difflib.get_close_matches(verb, list(verbs), n=1)
         hint = f": did you mean {close[0]!r}?" if close else f"; there are {', '.join(verbs)}"
@@ -266,12 +267,12 @@ def _demo(arguments: list[str]) -> None:
 
 
 @dataclass(frozen=True)
-class Methods:
+class NoOptions:
     pass
 
 
 def _methods(arguments: list[str]) -> None:
-    _parse(Methods, "unida methods", arguments, "The methods, their papers, settings and options.")
+    _parse(NoOptions, "unida methods", arguments, "The methods, their papers, settings and options.")
     from unida.summary import method_lines
 
     print("\n".join(method_lines()))
@@ -296,12 +297,8 @@ def _data_verify(arguments: list[str]) -> None:
 
 
 def _data_list(arguments: list[str]) -> None:
-    _parse(
-        Methods,
-        "unida data list",
-        arguments,
-        "The benchmarks, their domains, and their label sets by setting.",
-    )
+    description = "The benchmarks, their domains, and their label sets by setting."
+    _parse(NoOptions, "unida data list", arguments, description)
     from unida.data.show import benchmark_lines
 
     print("\n".join(benchmark_lines()))
@@ -337,21 +334,6 @@ def _data_show(arguments: list[str]) -> None:
     print(f"wrote {sheet}")
 
 
-DATA_VERBS: dict[str, Callable[[list[str]], None]] = {
-    "list": _data_list,
-    "verify": _data_verify,
-    "show": _data_show,
-}
-
-
-def _data(arguments: list[str]) -> None:
-    verb = arguments[0] if arguments else "--help"
-    if verb in ("-h", "--help"):
-        print("\n".join(line for line in OVERVIEW.splitlines() if "unida data" in line))
-        return
-    _command(DATA_VERBS, verb, "unida data")(arguments[1:])
-
-
 def _analyze_layers(arguments: list[str]) -> None:
     from unida.analysis.layers import LayerOptions, study_layers, study_lines, write_study
     from unida.training.logging import logging_to
@@ -375,27 +357,26 @@ def _analyze_complexity(arguments: list[str]) -> None:
     print("\n".join(comparison_lines(options)))
 
 
-ANALYZE_VERBS: dict[str, Callable[[list[str]], None]] = {
-    "layers": _analyze_layers,
-    "complexity": _analyze_complexity,
-}
+def _group(name: str, verbs: dict[str, Verb]) -> Verb:
+    """A verb that wants a second one: `unida data list`."""
+
+    def run(arguments: list[str]) -> None:
+        verb = arguments[0] if arguments else "--help"
+        if verb in ("-h", "--help"):
+            print("\n".join(line for line in OVERVIEW.splitlines() if f"unida {name}" in line))
+            return
+        _command(verbs, verb, f"unida {name}")(arguments[1:])
+
+    return run
 
 
-def _analyze(arguments: list[str]) -> None:
-    verb = arguments[0] if arguments else "--help"
-    if verb in ("-h", "--help"):
-        print("\n".join(line for line in OVERVIEW.splitlines() if "unida analyze" in line))
-        return
-    _command(ANALYZE_VERBS, verb, "unida analyze")(arguments[1:])
-
-
-VERBS: dict[str, Callable[[list[str]], None]] = {
+VERBS: dict[str, Verb] = {
     "check": _check,
     "adapt": _adapt,
     "predict": _predict,
     "evaluate": _evaluate,
     "demo": _demo,
     "methods": _methods,
-    "data": _data,
-    "analyze": _analyze,
+    "data": _group("data", {"list": _data_list, "verify": _data_verify, "show": _data_show}),
+    "analyze": _group("analyze", {"layers": _analyze_layers, "complexity": _analyze_complexity}),
 }

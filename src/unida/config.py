@@ -134,7 +134,7 @@ class OutputOptions:
     log_every: int = 10
     """Steps between two lines of losses."""
     eval_every: Annotated[int, _shown("N", "(default: 0, at the end only)")] = 0
-    """Steps between two evaluations, where the target has labels."""
+    """Steps between two evaluations: of the metrics, where the target has labels, and of what --track names."""
     track: Annotated[str | None, _shown("NAMES", "(for instance ntr,dis; default: none)")] = None
     """Measures of the features at every evaluation: pas (with --spa), ntr (where the target has labels), dis."""
     checkpoint_every: Annotated[int | None, _shown("N", "(default: 500 with a GPU, 50 without)")] = None

@@ -20,6 +20,7 @@ from unida.methods.base import Method
 from unida.methods.spa import SPA
 from unida.modelfile import build_method
 from unida.runfolder import complete
+from unida.training import loop
 
 CPU = torch.device("cpu")
 Domains = tuple[Source, Target, Truth]
@@ -60,7 +61,7 @@ def measure(names: tuple[str, ...], domains: Domains, method: Method) -> dict[st
 def test_the_measures_are_of_the_methods_features_and_its_words(
     domains: Domains, method: Method, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracking, "BATCH", 7)  # 20 and 25 images: the last batch is a part
+    monkeypatch.setattr(loop, "SWEEP_BATCH", 7)  # 20 and 25 images: the last batch is a part
     source, _, truth = domains
     found = measure(("dis", "pas", "ntr"), domains, method)
     assert list(found) == ["dis", "pas", "ntr"]
@@ -97,20 +98,21 @@ def test_few_images_are_looked_at_and_the_same_ones_every_time(
 ) -> None:
     monkeypatch.setattr(tracking, "IMAGES", 6)
     monkeypatch.setattr(tracking, "IMAGES_PER_CLASS", 2)
-    first, again, other = (Tracking(("ntr",), *domains, seed=seed) for seed in (0, 0, 1))
+    first, again, other = (Tracking(("ntr",), *domains, seed=seed).images for seed in (0, 0, 1))
     assert (len(first.source), len(first.target)) == (8, 6)  # two a class are more than six
     assert first.source.files == again.source.files and first.target.files == again.target.files
     assert first.source.files != other.source.files
     classes = domains[0].classes
     assert [classes[label] for label in first.source_labels] == [file.path.parent.name for file in first.source.files]
-    assert first.is_private is not None
-    assert first.is_private.tolist() == [file.path.parent.name in ("key", "tree") for file in first.target.files]
+    assert first.target_is_private is not None
+    private = [file.path.parent.name in ("key", "tree") for file in first.target.files]
+    assert first.target_is_private.tolist() == private
 
 
 def test_without_truth_the_targets_images_are_looked_at(domains: Domains) -> None:
     source, target, _ = domains
-    without = Tracking(("dis",), source, target, None, seed=0)
-    assert without.is_private is None and len(without.target) == len(target.pixels)
+    without = Tracking(("dis",), source, target, None, seed=0).images
+    assert without.target_is_private is None and len(without.target) == len(target.pixels)
 
 
 def test_too_few_images_for_dis_are_told_at_the_start(domains: Domains) -> None:

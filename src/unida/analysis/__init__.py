@@ -1,1 +1,1 @@
-"""What features are like, and what methods cost: studies beside training, never part of it."""
+"""What features are like, and what methods cost. It looks on; only a tap that is `auto` lets it steer a run."""

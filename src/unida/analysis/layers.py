@@ -15,11 +15,11 @@ import torch
 import tyro
 
 from unida.analysis.figure import can_draw, draw_curves
+from unida.analysis.images import StudiedImages, images_to_study
 from unida.analysis.measures import choose_tap
-from unida.analysis.taps import TapMeasures, digests, features_at_taps, measure_tap, some_images
+from unida.analysis.taps import TapMeasures, digests, features_at_taps, measure_tap
 from unida.config import Config, DataOptions, ModelOptions, TrainingOptions, check, config_class
 from unida.data.augment import Preprocess
-from unida.data.cache import Pixels
 from unida.data.domains import open_domains
 from unida.data.sampling import torch_seed
 from unida.errors import UserError
@@ -72,16 +72,6 @@ class LayerStudy:
     chosen_without_labels: str | None  # by the source's NTR
 
 
-@dataclass(frozen=True)
-class _Images:
-    """What is looked at, of both domains."""
-
-    source: Pixels
-    source_labels: torch.Tensor  # (N,) int64
-    target: Pixels
-    target_is_private: torch.Tensor | None  # (M,) bool, where the target has labels
-
-
 def study_layers(options: LayerOptions, visible: bool = True) -> LayerStudy:
     """Both domains through the backbone once, then every measure at every tap."""
     keep_freed_memory()
@@ -114,18 +104,10 @@ def study_layers(options: LayerOptions, visible: bool = True) -> LayerStudy:
     )
 
 
-def _open(data: DataOptions, options: LayerOptions, visible: bool) -> _Images:
+def _open(data: DataOptions, options: LayerOptions, visible: bool) -> StudiedImages:
     source, target = open_domains(data, visible)
     truth = read_truth(data, target, source.classes, visible)
-    target_pixels = target.pixels if truth is None else truth.pixels
-    source_rows = some_images(len(source.pixels), options.max_images, "source", options.seed)
-    target_rows = some_images(len(target_pixels), options.max_images, "target", options.seed)
-    return _Images(
-        source=source.pixels.subset(source_rows),
-        source_labels=torch.from_numpy(source.labels[source_rows]),
-        target=target_pixels.subset(target_rows),
-        target_is_private=None if truth is None else torch.from_numpy(truth.labels[target_rows] >= len(source.classes)),
-    )
+    return images_to_study(source, target, truth, options.max_images, options.max_images, options.seed)
 
 
 def study_lines(study: LayerStudy) -> list[str]:

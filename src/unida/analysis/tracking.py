@@ -6,18 +6,18 @@ target labels, as evaluation does.
 
 from collections.abc import Callable, Mapping
 
-import numpy as np
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
+from unida.analysis.images import images_to_study
 from unida.analysis.measures import (
     domain_invariance_score,
     negative_transfer_risk,
     prototype_alignment_score,
     refuse_few_images,
 )
-from unida.analysis.taps import digests, some_images
+from unida.analysis.taps import digests
 from unida.data.augment import Inputs
 from unida.data.cache import Pixels
 from unida.data.domains import Source, Target
@@ -25,8 +25,8 @@ from unida.errors import UserError
 from unida.evaluation.truth import Truth
 from unida.methods.base import Method
 from unida.methods.spa import SPA
+from unida.training.loop import over_test_views
 
-BATCH = 64
 IMAGES = 300  # of each domain, so that a measure takes seconds
 IMAGES_PER_CLASS = 5  # of the source, where that is more: the probe of NTR must know every class
 
@@ -36,52 +36,44 @@ class Tracking:
 
     Args:
         names: of `unida.config.TRACKED`; "ntr" needs the truth, and "pas" a method with words.
-        truth: as in the study of layers, the images to evaluate on stand for the target where there are labels.
     """
 
     def __init__(self, names: tuple[str, ...], source: Source, target: Target, truth: Truth | None, seed: int) -> None:
         self.names, self.seed = names, seed
-        limit = max(IMAGES, IMAGES_PER_CLASS * len(source.classes))
-        source_rows = some_images(len(source.pixels), limit, "source", seed)
-        self.source = source.pixels.subset(source_rows)
-        self.source_labels = torch.from_numpy(source.labels[source_rows])
-        target_pixels = target.pixels if truth is None else truth.pixels
-        target_rows = some_images(len(target_pixels), IMAGES, "target", seed)
-        self.target = target_pixels.subset(target_rows)
-        self.is_private = None
-        if truth is not None:
-            self.is_private = torch.from_numpy(truth.labels[target_rows] >= len(source.classes))
+        of_source = max(IMAGES, IMAGES_PER_CLASS * len(source.classes))
+        self.images = images_to_study(source, target, truth, of_source, IMAGES, seed)
         if "dis" in names:
             try:
-                refuse_few_images(digests(self.source), digests(self.target))
+                refuse_few_images(digests(self.images.source), digests(self.images.target))
             except UserError as error:  # now, and not in the middle of the run
                 raise UserError(f"--track dis: {error}; leave dis out") from error
 
     def measure(self, method: Method, inputs: Inputs, fabric: Fabric) -> dict[str, float]:
         """The measures by name, of test views and the method's own feature vectors."""
         found: dict[str, float] = {}
+        images = self.images
         if "pas" in self.names:
             assert isinstance(method, SPA)
             words = method.words
             V = words.words.prototypes.detach()
             scores = _of_all(
-                method, lambda images: prototype_alignment_score(words.map(images), V), self.target, inputs, fabric
+                method, lambda views: prototype_alignment_score(words.map(views), V), images.target, inputs, fabric
             )
             found["pas"] = float(scores.mean())
         if "ntr" in self.names or "dis" in self.names:
-            source = _of_all(method, method.features, self.source, inputs, fabric)
-            target = _of_all(method, method.features, self.target, inputs, fabric)
+            source = _of_all(method, method.features, images.source, inputs, fabric)
+            target = _of_all(method, method.features, images.target, inputs, fabric)
             found |= self._of_features(source, target)
         return {name: found[name] for name in self.names}
 
     def _of_features(self, source: Tensor, target: Tensor) -> dict[str, float]:
-        found = {}
+        found, images = {}, self.images
         if "ntr" in self.names:
-            assert self.is_private is not None
-            classes, labels = torch.unique(self.source_labels, return_inverse=True)
-            found["ntr"] = negative_transfer_risk(source, labels, target, self.is_private, len(classes))
+            assert images.target_is_private is not None
+            classes, labels = torch.unique(images.source_labels, return_inverse=True)
+            found["ntr"] = negative_transfer_risk(source, labels, target, images.target_is_private, len(classes))
         if "dis" in self.names:
-            which = digests(self.source), digests(self.target)
+            which = digests(images.source), digests(images.target)
             found["dis"] = domain_invariance_score(source, target, self.seed, *which)
         return found
 
@@ -98,11 +90,7 @@ def _of_all(
     """(N, …) float32 on the host: what `compute` makes of the test view of each image, in evaluation mode."""
     was_training = method.training
     method.eval()
-    batches = np.split(np.arange(len(pixels)), range(BATCH, len(pixels), BATCH))
-    parts = []
-    for index in batches:
-        images = inputs.test_view(pixels, index)
-        with fabric.autocast():
-            parts.append(compute(images).float().cpu())
+    with fabric.autocast():
+        rows = over_test_views(compute, pixels, inputs).cpu()
     method.train(was_training)
-    return torch.cat(parts)
+    return rows

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from unida.config import Config
 from unida.data.augment import Inputs
+from unida.data.cache import Pixels
 from unida.data.domains import Source, Target
 from unida.data.sampling import BalancedSampler, ShuffledSampler, generator, shard, torch_seed
 from unida.errors import UserError
@@ -123,6 +124,15 @@ class BatchStream:
         return self.inputs.pretext(self.pretext, pixels, images, index, draw, whole) if self.pretext else None
 
 
+def over_test_views(
+    compute: Callable[[Tensor], Tensor], pixels: Pixels, inputs: Inputs, count: int | None = None
+) -> Tensor:
+    """(N, …) float32: what `compute` makes of the test view of each image, or of the first `count`."""
+    index = np.arange(len(pixels) if count is None else count)
+    batches = np.split(index, range(SWEEP_BATCH, len(index), SWEEP_BATCH))
+    return torch.cat([compute(inputs.test_view(pixels, batch)).float() for batch in batches])
+
+
 class _Looking:
     """The `Sweep` of a method: each process looks at all images, so that all agree."""
 
@@ -138,9 +148,7 @@ class _Looking:
     ) -> Tensor:
         pixels = (self.stream.source if domain == "source" else self.stream.target).pixels
         count = len(pixels) if limit is None else min(limit, len(pixels))
-        batches = np.split(np.arange(count), range(SWEEP_BATCH, count, SWEEP_BATCH))
-        make = self.method.features if compute is None else compute
-        return torch.cat([make(self.stream.inputs.test_view(pixels, index)).float() for index in batches])
+        return over_test_views(compute or self.method.features, pixels, self.stream.inputs, count)
 
     def pretext(self, domain: Domain, batches: int) -> Iterator[PretextBatch]:
         for number in range(batches):

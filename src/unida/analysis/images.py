@@ -1,0 +1,34 @@
+"""Which images a study looks at, and which of the target's are private, where it has labels."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unida.analysis.taps import some_images
+from unida.data.cache import Pixels
+from unida.data.domains import Source, Target
+from unida.evaluation.truth import Truth
+
+
+@dataclass(frozen=True)
+class StudiedImages:
+    source: Pixels
+    source_labels: Tensor  # (N,) int64
+    target: Pixels
+    target_is_private: Tensor | None  # (M,) bool, where the target has labels
+
+
+def images_to_study(
+    source: Source, target: Target, truth: Truth | None, most_source: int, most_target: int, seed: int
+) -> StudiedImages:
+    """Some of each domain, drawn at random. Where there are labels, the images to evaluate on stand for the target."""
+    target_pixels = target.pixels if truth is None else truth.pixels
+    source_rows = some_images(len(source.pixels), most_source, "source", seed)
+    target_rows = some_images(len(target_pixels), most_target, "target", seed)
+    return StudiedImages(
+        source=source.pixels.subset(source_rows),
+        source_labels=torch.from_numpy(source.labels[source_rows]),
+        target=target_pixels.subset(target_rows),
+        target_is_private=None if truth is None else torch.from_numpy(truth.labels[target_rows] >= len(source.classes)),
+    )
