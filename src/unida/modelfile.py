@@ -88,7 +88,8 @@ def load_model(path: Path) -> tuple[Method, ModelInfo]:
     if info.spa is None:
         method = kind(backbone, len(info.classes), hyper)
     else:
-        method = SPA(kind, backbone, len(info.classes), hyper, spa_options(info.spa))
+        with torch.random.fork_rng():  # SPA seeds its modules; the caller's draws are his own
+            method = SPA(kind, backbone, len(info.classes), hyper, spa_options(info.spa))
     method.load_state_dict(load_file(path))
     return _on_channels_last(method).eval(), info
 

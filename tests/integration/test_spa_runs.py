@@ -214,7 +214,9 @@ def test_a_model_file_gives_the_same_scores(method: str, preset: str, tmp_path: 
                 tensor.add_(0.05 * torch.rand(tensor.shape))
     made.bins.copy_(torch.tensor([0, 1, 1, 2]))
     save_model(tmp_path / "model.safetensors", made, config, ("a", "b", "c"))
+    before = torch.random.get_rng_state()
     loaded, info = load_model(tmp_path / "model.safetensors")
+    assert torch.equal(torch.random.get_rng_state(), before)  # whoever loads a model has draws of his own
     assert isinstance(loaded, SPA)
     assert info.spa is not None and info.spa["spa_preset"] == preset
     assert loaded.bins.tolist() == [0, 1, 1, 2]

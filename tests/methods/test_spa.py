@@ -18,7 +18,7 @@ from unida.methods import METHODS
 from unida.methods.base import Method, SourceBatch, TargetBatch
 from unida.methods.spa import SPA
 from unida.methods.spa_backbone import map_at
-from unida.methods.spa_options import PRESETS, SPAOptions, resolve
+from unida.methods.spa_options import PRESETS, SPAOptions, leaves_parameters_unused, resolve
 from unida.modelfile import build_method
 from unida.models.backbone import POOLED, Backbone, create_backbone
 from unida.models.words import entropy, histogram
@@ -449,6 +449,19 @@ def test_mosaics_leave_the_kept_statistics_alone_if_told_so(name: str, kept: str
     assert all(same) if kept == "images" else not any(same)
     momenta = {layer.momentum for layer in method.modules() if isinstance(layer, nn.BatchNorm2d)}
     assert momenta == {0.1}  # as they were
+
+
+@pytest.mark.parametrize(("place", "unused"), [("instead", True), ("beside", False)])
+def test_layers_behind_the_pooling_get_no_gradient_without_it(place: str, unused: bool, batches: Batches) -> None:
+    """Processes that share the work wait for every gradient, unless they know."""
+    options = resolve(SPAOptions(spa=True, spa_vocabulary=WORDS, spa_place=place))  # type: ignore[arg-type]
+    assert leaves_parameters_unused(options) == unused
+    backbone = create_backbone("test_convnext.r160_in1k", "none")
+    method = SPA(METHODS["ovanet"], backbone, CLASSES, METHODS["ovanet"].Options(), options).train()
+    prepare(method, batches)
+    torch.stack(list(method(*without_mosaics(batches), 0).values())).sum().backward()
+    learning = [parameter for group in method.parameter_groups() for parameter in group]
+    assert any(parameter.grad is None for parameter in learning) == unused
 
 
 # ---- features and answers --------------------------------------------------------------------------------------------

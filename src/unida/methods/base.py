@@ -81,6 +81,7 @@ class Method(nn.Module):
     round_every: int = 0  # steps between two calls of `on_round`; 0: never
     turns: tuple[str, ...] = ("goal",)  # a step's updates, one after the other, each with an optimiser of its own
     pretext: InstanceCount | None = None  # a task whose batches the loop is to make
+    looks_at_target_batch: bool = True  # losses are made of the target batch's images, not only of requested ones
     looks_at_source: bool = False  # `on_round` sweeps over the source: its test views must be there
     balanced_source: bool = True  # source batches show every class equally often (OVANet); or each image equally often
     lr_decay: float = 10.0  # the learning rate falls as (1 + lr_decay · t/T)^−0.75 (OVANet: 10)

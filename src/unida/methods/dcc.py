@@ -100,6 +100,7 @@ class DCC(Method):
 
     balanced_source = False
     looks_at_source = True
+    looks_at_target_batch = False  # its images of the target are those that it requests
     lr_decay = 3.0  # (1 + 10 t/10,000)^−0.75 up to t = 3,000 (DCC's code)
 
     memory: Tensor  # (K_max, d) unit rows, zeros where there is no cluster

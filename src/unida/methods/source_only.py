@@ -36,6 +36,7 @@ class SourceOnly(Method):
     paper = "baseline"
     settings = "CDA, PDA, OSDA, UniDA"
     Options = SourceOnlyOptions
+    looks_at_target_batch = False
 
     def __init__(self, backbone: Backbone, num_classes: int, options: SourceOnlyOptions) -> None:
         super().__init__(backbone, num_classes, options)

@@ -7,6 +7,7 @@ import tyro
 
 from unida.errors import UserError
 from unida.pretext.bins import parse_bins
+from unida.pretext.instance_count import MAX_GRID
 
 
 def _named(name: str, metavar: str, hint: str = "(default: the preset's)") -> Any:
@@ -129,8 +130,8 @@ def _check(resolved: SPAOptions, said: SPAOptions) -> None:
     for name in ("spa_entropy_weight", "spa_pretext_weight"):
         if not 0 <= getattr(resolved, name) < float("inf"):
             raise UserError(f"{flag(name)} is {getattr(resolved, name)}: it must not be below 0, and finite")
-    if not 2 <= resolved.spa_grid <= 6:  # type: ignore[operator]
-        raise UserError(f"--spa.grid is {resolved.spa_grid}: it must be 2 to 6")
+    if not 2 <= resolved.spa_grid <= MAX_GRID:  # type: ignore[operator]
+        raise UserError(f"--spa.grid is {resolved.spa_grid}: it must be 2 to {MAX_GRID}")
     parse_bins(resolved.spa_bins, resolved.spa_grid**2)  # type: ignore[arg-type, operator]
     if not resolved.spa:
         for field in fields(said):
@@ -142,10 +143,11 @@ def leaves_parameters_unused(options: SPAOptions) -> bool:
     """Whether some update leaves parameters without a gradient: processes that share the work must know beforehand.
 
     In turns, the goal has none for V and f_n, and the pretext none for f_g; behind a tap of one's own, layers may be
-    left out.
+    left out, and without the pooled vector, those that make it.
     """
     resolved = resolve(options)
-    return resolved.spa and (resolved.spa_updates == "turns" or resolved.spa_tap is not None)
+    unpooled = resolved.spa_words == "on" and resolved.spa_place == "instead"
+    return resolved.spa and (resolved.spa_updates == "turns" or resolved.spa_tap is not None or unpooled)
 
 
 def flag(name: str) -> str:
