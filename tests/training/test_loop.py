@@ -79,7 +79,7 @@ def test_a_non_finite_loss_stops_the_run_and_keeps_good_weights(start: StartRun)
         healthy.done += 1
     training = start(kind=TurnsBad)
     with pytest.raises(
-        TrainingDiverged, match=r"loss 'spread' is not finite at step 7; .*resume\.safetensors"
+        TrainingDiverged, match=r"loss 'spread' is not finite at step 7; the weights after step 6 are .*\.safetensors"
     ) as caught:
         training.run()
     assert "\n" not in str(caught.value)
@@ -98,6 +98,26 @@ def test_statistics_that_overflowed_do_not_replace_the_checkpoint_before(start: 
         training.run()
     assert saved_step(training) == 4
     assert all(tensor.isfinite().all() for tensor in saved_weights(training).values())
+
+
+class BadSecondTurn(Tiny):
+    """Two updates in a step, the second of which goes wrong."""
+
+    turns = ("goal", "pretext")
+
+    def turn_losses(self, turn: str, source: SourceBatch, target: TargetBatch, step: int) -> dict[str, Tensor]:
+        losses = super().turn_losses(turn, source, target, step)
+        bad = turn == "pretext" and step == 6
+        return {f"{turn} {name}": loss * (float("nan") if bad else 1.0) for name, loss in losses.items()}
+
+
+def test_weights_between_two_turns_of_a_step_are_not_saved(start: StartRun) -> None:
+    """A resumed run would take the first turn a second time."""
+    training = start(kind=BadSecondTurn)
+    told = "loss 'pretext closed' is not finite at step 7; the weights after step 4 are kept in"
+    with pytest.raises(TrainingDiverged, match=told):
+        training.run()
+    assert saved_step(training) == 4
 
 
 def test_without_a_good_checkpoint_none_is_promised(start: StartRun) -> None:
@@ -312,7 +332,7 @@ def test_a_divergence_ends_the_command_with_one_line_and_code_2(
     assert end.value.code == 2
     errors = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
     assert len(errors) == 1
-    assert errors[0].startswith("error: loss 'entropy' is not finite at step 3; the last good weights are kept in ")
+    assert errors[0].startswith("error: loss 'entropy' is not finite at step 3; the weights after step 2 are kept in ")
     weights = load_file(tmp_path / "run" / "checkpoint" / "resume.safetensors")
     assert all(tensor.isfinite().all() for tensor in weights.values())
     assert not (tmp_path / "run" / "checkpoint" / "model.safetensors").exists()

@@ -7,14 +7,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from tiny_training import Tiny, make_config
+from tiny_training import Tiny, make_config, make_method
 from torch import Tensor
 
 from unida.data.augment import Preprocess
 from unida.data.cache import Pixels
 from unida.data.domains import Source, Target
 from unida.methods.base import Requests, SourceBatch, Sweep, TargetBatch
-from unida.training.loop import BatchStream, Training
+from unida.pretext.instance_count import PretextBatch
+from unida.training.loop import BatchStream, Training, images_shown
 
 StartRun = Callable[..., Training]
 
@@ -137,6 +138,24 @@ def test_the_loop_asks_after_the_round_and_tells_the_runs_length_and_seed(start:
     training.run()
     assert method.given == [(step, [2 + 2 * (step % 2), 3, 8, 8]) for step in range(6)]
     assert method.found.tolist() == [4, 3]
+
+
+def test_images_are_counted_that_go_through_the_network(pixels: Pixels, start: StartRun) -> None:
+    batch = stream_of(pixels).batch(3, ASKED)
+    mosaics = PretextBatch(torch.zeros(6, 3, 8, 8), torch.zeros(6))
+    with_mosaics = (batch[0]._replace(pretext=mosaics), batch[1]._replace(pretext=mosaics))
+    method = make_method()
+    assert images_shown(method, *stream_of(pixels).batch(3)) == 6 + 6
+    assert images_shown(method, *batch) == 6 + 6 + len(ASKED["source"]["some"]) + 2 + 7
+    assert images_shown(method, *with_mosaics) == 12 + 12 + 12
+    method.looks_at_target_batch = False
+    assert images_shown(method, *with_mosaics) == 6 + 12 + 12
+    shares = [stream_of(pixels, rank, 3).batch(3, ASKED) for rank in range(3)]
+    assert [images_shown(method, *share, 3) for share in shares] == [6 + 12] * 3
+    training = start(kind=Asks, steps=6)
+    training.run()
+    assert training.images_here == 6 * 12 + 3 * 2 + 3 * 4
+    assert training.images_per_second() == training.images_here / training.seconds
 
 
 def test_a_method_has_its_own_rate_and_decay_unless_told(start: StartRun) -> None:

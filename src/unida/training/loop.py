@@ -133,6 +133,14 @@ def over_test_views(
     return torch.cat([compute(inputs.test_view(pixels, batch)).float() for batch in batches])
 
 
+def images_shown(method: Method, source: SourceBatch, target: TargetBatch, processes: int = 1) -> int:
+    """Images and mosaics of a step that go through the network; those that all processes are given alike count once."""
+    shared = len(source.images) + (len(target.images) if method.looks_at_target_batch else 0)
+    shared += sum(len(batch.pretext.images) for batch in (source, target) if batch.pretext is not None)
+    alike = sum(len(views) for batch in (source, target) for views in batch.extra.values())
+    return shared * processes + alike
+
+
 class _Looking:
     """The `Sweep` of a method: each process looks at all images, so that all agree."""
 
@@ -190,11 +198,13 @@ class Training:
         self.optimisers: dict[str, Any] = dict(zip(optimisers, ready, strict=True))
         self.scaler = getattr(fabric.strategy.precision, "scaler", None)
         self.checkpoint = folder / "checkpoint" / "resume.safetensors"
+        self.saved_step: int | None = None  # that the checkpoint is of
         self.done = self._restore()
         self.metrics = MetricsLog(folder, self.done) if fabric.is_global_zero else None
         self.started = time.monotonic()
-        self.seconds = 0.0  # spent in steps by this process, without evaluation and checkpoints
-        self.steps_here = 0  # taken by this process since it started
+        self.seconds = 0.0  # spent in steps and rounds by this process, without evaluation and checkpoints
+        self.images_of_step = 0
+        self.images_here = 0  # shown to the network in these seconds, by all processes
 
     def run(self) -> None:
         self.method.train()
@@ -215,7 +225,7 @@ class Training:
                 self.done += 1
                 note = self._log(losses) if self._logging_now(self.done) else None
                 self.seconds += time.perf_counter() - start
-                self.steps_here += 1
+                self.images_here += self.images_of_step
                 if note is not None:
                     report(self.done, note)
                 if self._evaluating_now():  # before the checkpoint: a run killed in between evaluates again
@@ -227,11 +237,12 @@ class Training:
                     raise Interrupted(f"stopped after step {self.done} of {self.steps}; the run is saved")
 
     def images_per_second(self) -> float:
-        """Source and target images of all processes, per second of training steps."""
-        return 2 * self.config.training.batch_size * self.steps_here / self.seconds if self.seconds else 0.0
+        """Images and mosaics that steps of all processes show to the network; those of rounds are not counted."""
+        return self.images_here / self.seconds if self.seconds else 0.0
 
     def _step(self, step: int) -> dict[str, Tensor]:
         batch = self.stream.batch(step, self.method.requests(step))
+        self.images_of_step = images_shown(self.method, *batch, self.fabric.world_size)
         losses: dict[str, Tensor] = {}
         for turn in self.optimisers:
             losses |= self._take_turn(turn, batch, step)
@@ -247,7 +258,7 @@ class Training:
         # Reading a loss waits for the device. On one CPU that costs nothing; elsewhere only the logged steps are read.
         alone_on_cpu = self.fabric.device.type == "cpu" and self.fabric.world_size == 1
         if alone_on_cpu or self._logging_now(step + 1) or self._saving_now(step + 1):
-            self._refuse_non_finite(losses, step)
+            self._refuse_non_finite(losses, step, turn)
         if training.clip_norm is not None:
             self.fabric.clip_gradients(self.wrapped, optimiser, max_norm=training.clip_norm, error_if_nonfinite=False)
         optimiser.step()
@@ -300,12 +311,14 @@ class Training:
         if self.metrics is not None:
             self.metrics.write(self.done, "evaluation", numbers)
 
-    def _refuse_non_finite(self, losses: dict[str, Tensor], step: int) -> None:
+    def _refuse_non_finite(self, losses: dict[str, Tensor], step: int, turn: str) -> None:
         finite = torch.stack(list(losses.values())).isfinite()
         if self._agreed(not bool(finite.all())):
             name = next((n for n, ok in zip(losses, finite.tolist(), strict=True) if not ok), "of another process")
-            if not self._agreed(not self._state_is_finite()):
-                self._write_checkpoint()  # the weights before this step are good
+            # In the first turn, the weights are those before this step. Later they are not any more: from them, a
+            # resumed run would take the turns before a second time.
+            if turn == self.method.turns[0] and not self._agreed(not self._state_is_finite()):
+                self._write_checkpoint()
             raise self._diverged(f"loss {name!r} is not finite at step {step + 1}")
 
     def _state_is_finite(self) -> bool:
@@ -313,9 +326,9 @@ class Training:
         return all(bool(tensor.isfinite().all()) for tensor in self.method.state_dict().values())
 
     def _diverged(self, what: str) -> TrainingDiverged:
-        kept = (
-            f"the last good weights are kept in {self.checkpoint}" if self.checkpoint.exists() else "nothing is saved"
-        )
+        kept = "nothing is saved"
+        if self.saved_step is not None:
+            kept = f"the weights after step {self.saved_step} are kept in {self.checkpoint}"
         return TrainingDiverged(
             f"{what}; {kept}. Start anew with a lower --lr (now {self.config.training.lr}), --clip-norm 1 or "
             "--precision 32"
@@ -344,6 +357,7 @@ class Training:
             scaler = self.scaler.state_dict() if self.scaler is not None else None
             seconds = self.seconds_before + time.monotonic() - self.started
             save_checkpoint(self.checkpoint, self.method, self.optimisers, self.done, seconds, scaler)
+        self.saved_step = self.done
         self.fabric.barrier()
 
     def _restore(self) -> int:
@@ -353,6 +367,7 @@ class Training:
         done, self.seconds_before, scaler_state = load_checkpoint(self.checkpoint, self.method, self.optimisers)
         if self.scaler is not None and scaler_state:
             self.scaler.load_state_dict(scaler_state)
+        self.saved_step = done
         log.info("resumed after step %d of %d", done, self.steps)
         return done
 
