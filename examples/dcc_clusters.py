@@ -24,7 +24,6 @@ from unida.data.benchmarks import domain_files, load_benchmark
 from unida.data.folders import scan_listed
 from unida.errors import UserError
 
-NO_CLUSTER, UNMATCHED = -2, -1  # as in unida.methods.dcc, which takes seconds to import
 FOLDER = re.compile(r"([ADW])([ADW])-(unida|osda)-(dcc.*)-(\d+)")  # as office31.py names them
 MOST_FREQUENT = 3  # failures that are told for each method
 
@@ -173,19 +172,19 @@ def read(folder: Path, root: Path) -> Clustering:
     holds = [Counter[str]() for _ in class_of_cluster]
     for name, k in zip(truth, assignment, strict=True):
         holds[k][name] += 1
-    names = [classes[label] if label != UNMATCHED else None for label in class_of_cluster]
+    names = [classes[label] if label >= 0 else None for label in class_of_cluster]
     clusters = [Cluster(name, counts) for name, counts in zip(names, holds, strict=True) if counts]
     return Clustering(setting, pair, method, seed, clusters, frozenset(classes))
 
 
 def read_model(path: Path) -> tuple[list[str], list[int], list[int]]:
-    """Class names, the class (or UNMATCHED) of each cluster, the cluster of each target image. Under SPA, too."""
+    """Class names, the class that each cluster is matched to (below 0: none), the cluster of each target image."""
     with safe_open(path, framework="np") as file:
         classes: list[str] = json.loads(file.metadata()["unida"])["classes"]
-        names = {name.removeprefix("base."): name for name in file.keys()}  # noqa: SIM118 - it is no dict
+        names = {name.removeprefix("base."): name for name in file.keys()}  # noqa: SIM118 - no dict; base: under SPA
         matched_class = file.get_tensor(names["matched_class"]).tolist()
         assignment = file.get_tensor(names["assignment"]).tolist()
-    return classes, [label for label in matched_class if label != NO_CLUSTER], assignment
+    return classes, matched_class, assignment
 
 
 @cache

@@ -15,7 +15,7 @@ Two presets. ``paper``: as printed; where the paper leaves a choice, as its cost
 the last map, the histogram is the feature), goal and pretext in turns with an optimiser each. ``best``: what was
 measured to help (docs/spa.md): words are found by k-means in the pretrained features of both domains and stay where
 they are; the entropy loss is *anchored*: a location keeps the word that the pretrained network gives it, in place of
-becoming sure of any word.
+becoming sure of any word; there is no pretext task.
 """
 
 import copy
