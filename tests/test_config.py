@@ -10,6 +10,7 @@ import yaml
 from unida.config import Config, check, config_class, config_from_options, default_cache, load_config, save_config
 from unida.errors import UserError
 from unida.methods import METHODS
+from unida.runfolder import complete
 
 GROUPS = ("data", "model", "training", "output", "hyper")
 
@@ -127,6 +128,26 @@ def test_numbers_above_zero(name: str) -> None:
 def test_numbers_out_of_range(name: str, bad: float) -> None:
     with pytest.raises(UserError, match=f"--{name.replace('_', '-')} is {bad}"):
         config_from_options({name: bad})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"train": "all", "tap": "layer3"}, "--tap layer3 is lost with --train all"),
+        ({"train": "head", "tap": "layer9"}, "--tap layer9 is lost with --train head"),
+        ({"compile": True, "spa": True}, "--compile is lost with --spa"),
+    ],
+)
+def test_choices_without_an_effect_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        config_from_options(options)
+
+
+def test_a_tap_is_refused_where_the_machine_decides_to_train_all() -> None:
+    config = config_from_options({"tap": "layer3"})
+    assert complete(config, has_gpu=False).model.train == "tail"
+    with pytest.raises(UserError, match="--tap layer3 is lost with --train all"):
+        complete(config, has_gpu=True)
 
 
 def test_numbers_on_the_edge_are_taken() -> None:

@@ -208,6 +208,9 @@ def test_the_start_says_what_is_trained_on_what(caplog: pytest.LogCaptureFixture
         "  source/torn.jpg: empty file",
         "ovanet on resnet18, 40 steps of 8 + 8 images, seed 3, on cpu",
     ]
+    with caplog.at_level(logging.INFO, logger="unida"):
+        describe_start(made_up(backbone="resnet18", spa=True), source, target, "cpu")
+    assert caplog.messages[-1].startswith("ovanet+spa on resnet18, ")
 
 
 @pytest.mark.parametrize("labelled", [True, False])

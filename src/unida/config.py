@@ -174,6 +174,11 @@ def config_class(method: str) -> type[Config]:
     return made
 
 
+def method_name(config: Config) -> str:
+    """What a run trains, for people: ovanet, or ovanet+spa."""
+    return config.training.method + ("+spa" if config.spa.spa else "")
+
+
 def config_from_options(options: Mapping[str, Any]) -> Config:
     """Flat names and values, as in `unida.adapt(**options)`, to a checked config."""
     saved = config_to_resume(options.get("out"), bool(options.get("resume")))
@@ -256,10 +261,14 @@ def check(config: Config) -> Config:
 
 def _refuse_lost_choice(config: Config) -> None:
     train = config.model.train
-    if config.model.tap == AUTO and train in ("all", "head"):
-        raise UserError(f"--tap auto is lost with --train {train}, which cuts the backbone nowhere: leave it out")
+    if (tap := config.model.tap) is not None and train in ("all", "head"):
+        raise UserError(
+            f"--tap {tap} is lost with --train {train}, which cuts the backbone nowhere: leave it out, or --train tail"
+        )
     if config.spa.spa_tap == AUTO and train == "head":
         raise UserError("--spa.tap auto is lost with --train head, which keeps pooled vectors only: leave it out")
+    if config.training.compile and config.spa.spa:  # torch.compile covers the backbone's forward; words need its maps
+        raise UserError("--compile is lost with --spa, which does not run the backbone as a whole: leave it out")
 
 
 def tracked(output: OutputOptions) -> tuple[str, ...]:

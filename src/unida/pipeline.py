@@ -19,10 +19,12 @@ from unida.evaluation.answers import Answers, answer_pixels
 from unida.evaluation.metrics import OpenSetResult, open_set_metrics
 from unida.evaluation.predict import Predictions, name_answers
 from unida.evaluation.truth import Truth, read_truth
+from unida.methods import METHODS
 from unida.methods.base import Method
+from unida.methods.spa import SPA
 from unida.methods.spa_options import leaves_parameters_unused
 from unida.modelfile import build_method, save_model
-from unida.models.backbone import refuse_crop
+from unida.models.backbone import POOLED, refuse_crop
 from unida.models.features import TEST_VIEW, FeatureInputs
 from unida.models.shelf import stem_of
 from unida.processes import main_process_first, open_fabric, share_buffers, told_by_main_process
@@ -65,18 +67,21 @@ def execute(config: Config) -> Path:
 def _carry_out(claim: Claim, fabric: Fabric) -> None:
     is_main = fabric.is_global_zero
     try:
-        _refuse_uneven_batches(claim.config, fabric.world_size)
+        refuse_batches(claim.config, fabric.world_size)
         domains = main_process_first(fabric, lambda: _open_all(claim.config, is_main))
         config = _with_chosen_taps(claim, domains, fabric).config
         tracking = _open_tracking(config, domains)
         method = build_method(config, len(domains.source.classes))
         refuse_crop(method.backbone, config.data.crop, method.eval().features)
+        assert config.training.steps is not None  # complete
+        method.begin(config.training.steps, config.training.seed)  # may refuse: better now than after all features
     except UserError:
         if is_main:
             claim.release()
         raise
     if is_main:
         describe_start(config, domains.source, domains.target, str(fabric.device))
+        _tell_of_heads_alone(method)
     _train_and_report(fabric, method, domains, tracking, config, claim.folder)
 
 
@@ -110,11 +115,32 @@ def _with_chosen_taps(claim: Claim, domains: _Domains, fabric: Fabric) -> Claim:
     return claim
 
 
-def _refuse_uneven_batches(config: Config, processes: int) -> None:
-    """Gradients are averaged over processes: with shares of different size, some images would count more."""
-    size = config.training.batch_size
+def refuse_batches(config: Config, processes: int) -> None:
+    """Gradients are averaged over processes: with shares of different size, some images would count more.
+
+    BatchNorm makes nothing of a single vector.
+    """
+    size, spa = config.training.batch_size, config.spa
     if size % processes:
         raise UserError(f"--batch-size {size} cannot be shared evenly by {processes} processes: choose a multiple")
+    in_words = spa.spa and spa.spa_words == "on" and spa.spa_scale == "batchnorm"
+    in_method = METHODS[config.training.method].normalises_batches
+    if size == processes and (in_words or in_method):
+        who = config.training.method if in_method else "--spa.scale batchnorm"
+        raise UserError(
+            f"--batch-size {size} is one image in each process, and {who} normalises over its images: choose "
+            f"{2 * processes} or more"
+        )
+
+
+def _tell_of_heads_alone(method: Method) -> None:
+    if not isinstance(method, SPA) or method.backbone.frozen_at != POOLED:
+        return
+    if not method.words.words.prototypes.requires_grad:
+        log.info(
+            "--train head fixes the backbone, and the words are fixed too: SPA's losses have nothing to change, only "
+            "the method's heads learn; --train tail gives them something"
+        )
 
 
 def _open_all(config: Config, visible: bool) -> _Domains:

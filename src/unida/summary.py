@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from unida.config import Config
+from unida.config import Config, method_name
 from unida.data.domains import Source, Target
 from unida.data.folders import Skipped
 from unida.evaluation.answers import Answers
@@ -50,7 +50,7 @@ def describe_start(config: Config, source: Source, target: Target, device: str) 
             log.warning("  %s: %s", item.path, item.reason)
     log.info(
         "%s on %s, %d steps of %d + %d images, seed %d, on %s",
-        training.method,
+        method_name(config),
         config.model.backbone,
         training.steps,
         training.batch_size,

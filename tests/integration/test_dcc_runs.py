@@ -134,7 +134,8 @@ def test_odd_targets_and_sources_train_to_the_end(folders: GlyphFolders, tmp_pat
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"batch_size": 1}, "--batch-size: dcc normalises over the batch"),
+        ({"batch_size": 1}, "--batch-size 1 is one image in each process, and dcc normalises over its images"),
+        ({"warm_up": 16}, "--warm-up 16: the last clustering of 16 steps is after 15"),
         ({"images_per_class": 1}, "--images-per-class is 1: it must be 2 or more"),
     ],
 )
@@ -144,3 +145,4 @@ def test_what_cannot_work_ends_with_one_line(
     assert run_here(arguments(folders, tmp_path / "run", **changes)) == 2
     errors = [line for line in capsys.readouterr().err.splitlines() if "error" in line.lower()]
     assert len(errors) == 1 and errors[0].startswith(f"error: {said}")
+    assert not (tmp_path / "run").exists() and not (tmp_path / "cache of run" / "features").exists()

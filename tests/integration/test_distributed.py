@@ -222,12 +222,15 @@ def test_processes_see_different_images(folders: GlyphFolders) -> None:
 
 def test_a_batch_that_cannot_be_shared_evenly_is_refused() -> None:
     from unida.errors import UserError
-    from unida.pipeline import _refuse_uneven_batches
+    from unida.pipeline import refuse_batches
 
     config = config_from_options({"batch_size": 6})
-    _refuse_uneven_batches(config, 3)
+    for processes in (3, 6):
+        refuse_batches(config, processes)
     with pytest.raises(UserError, match="--batch-size 6 cannot be shared evenly by 4 processes"):
-        _refuse_uneven_batches(config, 4)
+        refuse_batches(config, 4)
+    with pytest.raises(UserError, match=r"--batch-size 6 is one image .*, and dcc .* choose 12 or more"):
+        refuse_batches(config_from_options({"batch_size": 6, "method": "dcc"}), 6)
 
 
 def test_with_batchnorm_all_processes_answer_with_the_model_that_is_saved(folders: GlyphFolders) -> None:

@@ -20,6 +20,8 @@ from unida.methods.spa import SPA
 from unida.methods.spa_options import PRESETS, SPAOptions, flag, resolve
 from unida.modelfile import build_method, load_model, save_model
 from unida.models.backbone import create_backbone
+from unida.pipeline import refuse_batches
+from unida.runfolder import complete
 
 SMALL = {"spa": True, "spa.vocabulary": 16, "spa.pretext": "on", "spa.pool": 64}
 WATCHED = {"pas", "word_entropy", "usage_entropy", "words_in_use", "count_accuracy_source", "count_accuracy_target"}
@@ -115,6 +117,28 @@ def test_choices_survive_the_saved_config(method: str, preset: str) -> None:
 def test_presets_decide_everything_but_the_tap() -> None:
     decided = {field.name for field in fields(SPAOptions)} - {"spa", "spa_preset", "spa_tap"}
     assert all(set(preset) == decided and None not in preset.values() for preset in PRESETS.values())
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_batch_that_words_cannot_be_normalised_over_is_refused(devices: int) -> None:
+    given = {"spa": True, "batch_size": devices, "devices": devices}
+    scaled = complete(config_from_options({**given, "spa_scale": "batchnorm"}), has_gpu=False)
+    told = rf"--batch-size {devices} is one image .* --spa\.scale batchnorm .* {2 * devices} or more"
+    with pytest.raises(unida.UserError, match=told):
+        refuse_batches(scaled, devices)
+    for changes in ({"spa_scale": "batchnorm", "batch_size": 2 * devices}, {"spa_scale": "count"}):
+        refuse_batches(complete(config_from_options({**given, **changes}), has_gpu=False), devices)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [({}, True), ({"spa.preset": "paper"}, False), ({"train": "tail"}, False), ({"spa": None}, False)],
+)
+def test_a_run_in_which_only_heads_learn_says_so(
+    folders: GlyphFolders, tmp_path: Path, changes: dict[str, Any], told: bool
+) -> None:
+    out = run(folders, tmp_path / "run", **{"train": "head", "spa": True, "steps": 1, **changes})
+    assert ("only the method's heads learn" in (out / "log.txt").read_text()) == told
 
 
 # ---- runs ------------------------------------------------------------------------------------------------------------

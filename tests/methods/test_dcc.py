@@ -167,13 +167,6 @@ def test_before_the_first_clustering_there_is_the_source_alone(method: DCC, batc
     assert list(method.training_step(*batches, step=0)) == ["closed"]
 
 
-def test_a_batch_of_one_image_is_refused_in_one_line(method: DCC, batches: Batches) -> None:
-    source, target = batches
-    one = source._replace(images=source.images[:1], labels=source.labels[:1])
-    with pytest.raises(UserError, match="--batch-size"):
-        method.training_step(one, target, step=0)
-
-
 # the images that it asks for
 
 

@@ -1,5 +1,6 @@
 """How a round of DCC clusters and matches, and what odd data make of it."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from tiny_dcc import CLASSES, NECK, Batches, Seen, around, made_up, scene, with_extras
 from torch import Tensor, nn
 
+from unida.errors import UserError
 from unida.methods import dcc
 from unida.methods.dcc import DCC, NO_CLUSTER, UNMATCHED
 
@@ -82,6 +84,22 @@ def test_a_warm_up_is_on_the_source_alone_and_ends_with_a_clustering(toy_backbon
     assert not method.rounds and not method.groups().clusters
     method.on_round(20, scene([0, 1], [0, 1]))
     assert method.rounds == 1 and method.groups().clusters
+
+
+@pytest.mark.parametrize(
+    ("steps", "warm_up", "every", "last"),
+    [(300, 300, 0, 280), (300, 281, 0, 280), (300, 280, 0, None), (16, 15, 3, None), (15, 13, 3, 12), (5, 0, 10, None)],
+)
+def test_a_warm_up_without_a_clustering_behind_it_is_refused(
+    toy_backbone: nn.Module, steps: int, warm_up: int, every: int, last: int | None
+) -> None:
+    method = made_up(toy_backbone)
+    method.options = dataclasses.replace(method.options, warm_up=warm_up, cluster_every=every)
+    if last is None:
+        method.begin(steps, seed=0)
+        return
+    with pytest.raises(UserError, match=f"--warm-up {warm_up}: .* {steps} steps is after {last}, .* to {last} or less"):
+        method.begin(steps, seed=0)
 
 
 # odd data

@@ -84,6 +84,7 @@ class Method(nn.Module):
     looks_at_target_batch: bool = True  # losses are made of the target batch's images, not only of requested ones
     looks_at_source: bool = False  # `on_round` sweeps over the source: its test views must be there
     balanced_source: bool = True  # source batches show every class equally often (OVANet); or each image equally often
+    normalises_batches: bool = False  # BatchNorm in new layers: a process needs two images of a domain, or more
     lr_decay: float = 10.0  # the learning rate falls as (1 + lr_decay · t/T)^−0.75 (OVANet: 10)
     steps: int = 10_000  # T, and
     seed: int = 0  # of the run: see `begin`

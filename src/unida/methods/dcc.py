@@ -101,6 +101,7 @@ class DCC(Method):
     balanced_source = False
     looks_at_source = True
     looks_at_target_batch = False  # its images of the target are those that it requests
+    normalises_batches = True
     lr_decay = 3.0  # (1 + 10 t/10,000)^−0.75 up to t = 3,000 (DCC's code)
 
     memory: Tensor  # (K_max, d) unit rows, zeros where there is no cluster
@@ -132,6 +133,12 @@ class DCC(Method):
     def begin(self, steps: int, seed: int) -> None:
         super().begin(steps, seed)
         self.round_every = self.options.cluster_every or max(FEWEST_STEPS, round(steps * 200 / 3000))
+        last, warm_up = (steps - 1) // self.round_every * self.round_every, self.options.warm_up
+        if last < warm_up:
+            raise UserError(
+                f"--warm-up {warm_up}: the last clustering of {steps} steps is after {last}, so that there would be "
+                f"none: lower it to {last} or less, or train for more --steps"
+            )
 
     def features(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) → (B, d), the neck."""
@@ -139,8 +146,6 @@ class DCC(Method):
         return neck
 
     def training_step(self, source: SourceBatch, target: TargetBatch, step: int) -> dict[str, Tensor]:
-        if len(source.labels) < 2:
-            raise UserError("--batch-size: dcc normalises over the batch, and needs 2 images or more in each process")
         # One pass for each domain and purpose: BatchNorm must not mix their statistics.
         losses = {"closed": self._cross_entropy(self.features(source.images), source.labels)}
         if MATCHED in source.extra:
