@@ -4,6 +4,7 @@ import logging
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from unida.data.cache import open_pixels
 from unida.data.folders import scan
 from unida.data.glyphs import CLASSES, GlyphFolders, draw, write_glyphs
 from unida.errors import UserError
+from unida.methods.dcc import DCC
 from unida.methods.spa import SPA
 from unida.models.backbone import create_backbone
 
@@ -160,7 +162,7 @@ def test_cost_of_training_all(work: Path) -> None:
     lines = lines_of(work, train="all", method="source-only")
     blank = lines.index("")
     what, training, in_all = lines[blank + 1 :]
-    assert what == ("source-only on test_resnet.r160_in1k: all of it is trained; 200 steps of 2 × 4 images")
+    assert what == ("source-only on test_resnet.r160_in1k: all of it is trained; 200 steps of 4 images")
     assert re.fullmatch(r"training: \d.*", training)
     assert re.fullmatch(r"in all, on this machine: about \d.*", in_all)
     assert not (work / "cache" / "features").exists()
@@ -171,7 +173,7 @@ def test_cost_of_training_the_tail_tells_what_is_kept_and_where(work: Path) -> N
     what, features, training, in_all = lines[lines.index("") + 1 :]
     tap = create_backbone("test_resnet.r160_in1k", "none").default_tap
     assert what == (
-        f"ovanet on test_resnet.r160_in1k: frozen up to {tap}, what follows is trained; 200 steps of 2 × 4 images"
+        f"ovanet on test_resnet.r160_in1k: frozen up to {tap}, what follows is trained; 200 steps of 8 images"
     )
     # Two random views of 9 + 9 images, and the test view of the target's: nothing looks at the source's.
     assert re.fullmatch(rf"features to compute: 45 views, 0\.00 GiB in {work}/cache/features, \d+ s", features)
@@ -226,6 +228,51 @@ def test_a_step_is_timed_with_all_its_turns_and_mosaics(
     assert {"words", "count"} <= taken[-1][1]
 
 
+DCC_OPTIONS = {"method": "dcc", "cluster_every": 50, "bottleneck": 64, "images_per_class": 2, "cluster_interval": 1}
+
+
+@pytest.mark.parametrize("train", ["all", "tail"])
+def test_dcc_is_timed_with_the_images_that_it_requests_and_its_rounds(
+    train: str, work: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A second for every batch of four that is timed, and none for clustering, which is real."""
+    monkeypatch.setattr("unida.check._time", lambda run, fabric: (run(), 1.0)[1])
+    monkeypatch.setattr("unida.check.time", SimpleNamespace(perf_counter=lambda: 0.0))
+    losses: list[set[str]] = []
+    step = DCC.training_step
+
+    def noted(self: DCC, *arguments: Any) -> dict[str, Any]:
+        found = step(self, *arguments)
+        losses.append(set(found))
+        return found
+
+    monkeypatch.setattr(DCC, "training_step", noted)
+    with caplog.at_level(logging.INFO, logger="unida"):
+        lines = lines_of(work, train=train, **DCC_OPTIONS)
+    assert losses == [{"closed", "discrepancy", "closed_matched", "memory"}]
+    # Four of the source, and two of each of three classes, of the clusters that they are matched with, of the clusters.
+    assert any(line.endswith("200 steps of 22 images") for line in lines)
+    # Before steps 0, 50, 100 and 150: 9 + 9 images each.
+    assert lines[-2] == "training: 3 min 38 s, 18 s of it in 4 round(s) over the images"
+    assert "clusters of the target" not in caplog.text  # it was made up
+
+
+def test_a_warm_up_leaves_rounds_to_be_timed(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unida.check._time", lambda run, fabric: (run(), 1.0)[1])
+    lines = lines_of(work, train="all", **DCC_OPTIONS, warm_up=120)
+    assert any(line.endswith("200 steps of 22 images") for line in lines)
+
+
+def test_words_are_counted_where_they_are_looked_for(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unida.check._time", lambda run, fabric: (run(), 1.0)[1])
+    monkeypatch.setattr("unida.check.time", SimpleNamespace(perf_counter=lambda: 0.0))
+    spa = {"spa": True, "spa_vocabulary": 8, "spa_pretext": "on", "spa_bins": "auto"}
+    lines = lines_of(work, train="all", **spa)
+    # Both domains twice: for words, and for how long features are. Mosaics for bins are real.
+    assert lines[-3].startswith("ovanet+spa on test_resnet") and lines[-3].endswith("200 steps of 16 images")
+    assert lines[-2] == "training: 3 min 29 s, 9 s of it in 1 round(s) over the images"
+
+
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 
@@ -238,6 +285,8 @@ def test_a_step_is_timed_with_all_its_turns_and_mosaics(
         ({"source": None, "target": None, "benchmark": "office31", "root": "x"}, "--pair SOURCE:TARGET is missing"),
         ({"target": "gone"}, "gone: no such folder"),
         ({"accelerator": "abacus"}, "--accelerator abacus"),
+        ({"method": "dcc", "batch_size": 2, "devices": 2}, "--batch-size 2 is one image in each process"),
+        ({"method": "dcc", "warm_up": 200}, "--warm-up 200: the last clustering"),
         ({"backbone": "test_vit", "crop": 30}, "--crop 30: backbone 'test_vit' cannot take it"),
         ({"method": "dcc", "backbone": "test_vit", "crop": 30}, "--crop 30: backbone 'test_vit' cannot take it"),
     ],
