@@ -136,7 +136,8 @@ def open_benchmark_domain(
 
 
 def _benchmark_source(pair: BenchmarkPair, options: DataOptions, visible: bool) -> Source:
-    # In the benchmark's order, not shared classes first: a class id must not tell what the target holds.
+    # In the benchmark's order, whatever the label sets: other shared classes give the same images the same ids. The
+    # published sets do take their shared classes from the start of that order, but no method looks at an id's place.
     wanted = set(pair.label_sets.source_classes)
     classes = tuple(name for name in pair.benchmark.classes if name in wanted)
     pixels, names, skipped = open_benchmark_domain(pair, pair.source, "adapt", classes, options, visible)
