@@ -81,6 +81,7 @@ class SPA(Method):
         self.unknown_threshold = self.base.unknown_threshold
         self.balanced_source = self.base.balanced_source
         self.default_lr, self.lr_decay = self.base.default_lr, self.base.lr_decay
+        self.looks_at_target_batch = self.base.looks_at_target_batch or options.spa_entropy == "on"
         found_before = options.spa_init == "kmeans" or options.spa_scale == "root"
         self.looks_at_source = self.base.looks_at_source or found_before
         prepares = found_before or (self.pretext is not None and bins == "auto")
