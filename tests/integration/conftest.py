@@ -1,7 +1,9 @@
 """A tiny pair of folders, one finished run of them, and the command line called as a user would call it."""
 
 import logging
+import math
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from bad_input import AdaptWords, Options, words_of
 
 from unida.cli import main
 from unida.data.glyphs import GlyphFolders, write_glyphs
@@ -94,3 +97,31 @@ def finished(
     answer = shell(["adapt", *folders, *options, "--target-labels", "--eval-every", "2"])
     assert answer.code == 0, answer.err
     return out
+
+
+@pytest.fixture
+def work(tmp_path: Path, glyphs: GlyphFolders, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of the test's own with source/ and target/; also the working folder, so that strays are seen."""
+    shutil.copytree(glyphs.source, tmp_path / "source")
+    shutil.copytree(glyphs.target, tmp_path / "target")
+    monkeypatch.chdir(tmp_path)
+    # On a busy machine a line of progress may stand before the answer; it is none of these tests' subjects.
+    monkeypatch.setattr("unida.progress.SECONDS_BETWEEN_LINES", math.inf)
+    return tmp_path
+
+
+@pytest.fixture
+def adapt_words(work: Path, tiny: dict[str, str]) -> AdaptWords:
+    """`adapt` on the two folders with some options changed."""
+
+    def words(changes: Options) -> list[str]:
+        usual = {"--source": work / "source", "--target": work / "target", "--out": work / "runs/deep/one", **tiny}
+        return ["adapt", *words_of({**usual, **changes})]
+
+    return words
+
+
+@pytest.fixture
+def copied_run(work: Path, finished: Path) -> Path:
+    """A finished run that the test may spoil."""
+    return Path(shutil.copytree(finished, work / "run"))

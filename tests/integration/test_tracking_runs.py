@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bad_input import assert_refuses
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny_runs import adapt_arguments, all_weights, last_step, lines_of, model_hash, run_here
 
@@ -106,10 +107,7 @@ def test_a_target_without_labels_is_measured_without_metrics(glyphs: GlyphFolder
 def test_what_cannot_be_measured_is_one_line(
     glyphs: GlyphFolders, tmp_path: Path, cli: Any, changes: dict[str, Any], message: str
 ) -> None:
-    answer = cli(arguments(glyphs, tmp_path, "run", **changes))
-    assert (answer.code, answer.err.count("\n")) == (2, 1)
-    assert answer.err.startswith(f"error: {message}")
-    assert not (tmp_path / "run").exists()
+    assert_refuses(cli, arguments(glyphs, tmp_path, "run", **changes), tmp_path, start=message)
 
 
 def test_too_few_pictures_leave_no_folder_behind(glyphs: GlyphFolders, tmp_path: Path, cli: Any) -> None:
