@@ -13,8 +13,10 @@ from typing import Any
 
 PAIRS = ("A:D", "A:W", "D:A", "D:W", "W:A", "W:D")
 METRICS = ("hos", "hos_sample", "known", "unknown", "auroc")  # columns of the tables
-MEASURED = (*METRICS, "oscr", "seconds")  # columns of the csv, beside the run's name
-NAMES = {"hos": "HOS", "hos_sample": "HOS, by image", "auroc": "AUROC", "unida": "UniDA", "osda": "OSDA"}
+COMPARED = ("hos", "oscr", "auroc", "closed_accuracy")  # columns of the tables of differences
+MEASURED = (*METRICS, "oscr", "closed_accuracy", "seconds")  # columns of the csv, beside the run's name
+NAMES = {"hos": "HOS", "hos_sample": "HOS, by image", "auroc": "AUROC", "oscr": "OSCR", "closed_accuracy": "closed"}
+NAMES |= {"unida": "UniDA", "osda": "OSDA"}
 
 Row = dict[str, Any]  # setting, pair, seed, method, and a number for each name in MEASURED
 
@@ -68,35 +70,43 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def tables(rows: list[Row], against: str, with_paper: bool) -> str:
-    """One table for each setting."""
+    """Two tables for each setting: what was measured, and differences."""
     settings = dict.fromkeys(row["setting"] for row in rows)
-    return "\n\n".join(table(rows, setting, against, with_paper) for setting in settings)
+    drawn = [[table(rows, setting, with_paper), differences(rows, setting, against)] for setting in settings]
+    return "\n\n".join(text for of_setting in drawn for text in of_setting if text)
 
 
-def table(rows: list[Row], setting: str, against: str, with_paper: bool) -> str:
-    """HOS (class mean) by pair, other metrics averaged over pairs, in per cent: mean ± standard deviation of seeds.
-
-    The last column is the mean of the differences to the method `against`, run by run on the same pair and seed, and
-    its standard error.
-    """
+def table(rows: list[Row], setting: str, with_paper: bool) -> str:
+    """HOS (class mean) by pair, other metrics averaged over pairs, in per cent: mean ± standard deviation of seeds."""
     rows = [row for row in rows if row["setting"] == setting]
     pairs = [pair for pair in PAIRS if any(row["pair"] == pair for row in rows)]
     heading = ["method", *(pair.replace(":", "→") for pair in pairs), *(NAMES.get(m, m) for m in METRICS), "s a run"]
-    heading.append(f"HOS − {against}'s")
     lines = []
-    others = [row for row in rows if row["method"] == against]
     for method in dict.fromkeys(row["method"] for row in rows):
         mine = [row for row in rows if row["method"] == method]
         cells = [spread([100 * row["hos"] for row in mine if row["pair"] == pair]) for pair in pairs]
         cells += [spread(averages(mine, pairs, metric)) for metric in METRICS]
         cells.append(f"{statistics.mean(row['seconds'] for row in mine):.0f}")
-        lines.append([method, *cells, difference(mine, others) if method != against else ""])
+        lines.append([method, *cells])
     for method, numbers in PAPER_HOS.get(setting, {}).items() if with_paper else ():
         of_pair = dict(zip(PAPER_COLUMNS, numbers, strict=False))
         cells = [*(str(of_pair[pair]) for pair in pairs), str(numbers[-1]) if len(pairs) == len(PAIRS) else ""]
         empty = [""] * (len(heading) - 1 - len(cells))
         lines.append([f"{method} (paper, ResNet-50)", *cells, *empty])
     return f"### {NAMES.get(setting, setting)}\n\n{markdown(heading, lines)}"
+
+
+def differences(rows: list[Row], setting: str, against: str) -> str:
+    """The mean of the differences to a method, run by run on the same pair and seed, ± its standard error."""
+    rows = [row for row in rows if row["setting"] == setting]
+    others = [row for row in rows if row["method"] == against]
+    lines = []
+    for method in dict.fromkeys(row["method"] for row in rows if row["method"] != against):
+        mine = [row for row in rows if row["method"] == method]
+        runs = len({(row["pair"], row["seed"]) for row in mine} & {(row["pair"], row["seed"]) for row in others})
+        if runs > 1:
+            lines.append([f"{method} − {against}", str(runs), *(difference(mine, others, m) for m in COMPARED)])
+    return markdown(["difference", "runs", *(NAMES.get(m, m) for m in COMPARED)], lines) if lines else ""
 
 
 def markdown(heading: list[str], lines: list[list[str]]) -> str:
@@ -111,13 +121,11 @@ def averages(rows: list[Row], pairs: list[str] | tuple[str, ...], metric: str) -
     return [statistics.mean(value[p, s] for p in pairs) for s in seeds if all((p, s) in value for p in pairs)]
 
 
-def difference(mine: list[Row], others: list[Row]) -> str:
-    of_run = {(row["pair"], row["seed"]): row["hos"] for row in others}
+def difference(mine: list[Row], others: list[Row], metric: str) -> str:
+    of_run = {(row["pair"], row["seed"]): row[metric] for row in others}
     keys = [(row["pair"], row["seed"]) for row in mine]
-    values = [100 * (row["hos"] - of_run[key]) for row, key in zip(mine, keys, strict=True) if key in of_run]
-    if len(values) < 2:
-        return ""
-    return f"{statistics.mean(values):+.1f} ± {statistics.stdev(values) / len(values) ** 0.5:.1f} (n = {len(values)})"
+    values = [100 * (row[metric] - of_run[key]) for row, key in zip(mine, keys, strict=True) if key in of_run]
+    return f"{statistics.mean(values):+.1f} ± {statistics.stdev(values) / len(values) ** 0.5:.1f}"
 
 
 def spread(values: list[float]) -> str:
