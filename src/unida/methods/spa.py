@@ -150,9 +150,10 @@ class SPA(Method):
         return losses
 
     def _entropy_loss(self, source: SourceBatch, target: TargetBatch, seen: list[Seen]) -> Tensor:
-        """The mean over the un-shuffled images of both domains; batches of the two are of one size."""
+        """The mean over un-shuffled images of both domains (batches are of one size), or of the target's alone."""
         means, maps, logs = [], [], []
-        for images in (source.images, target.images):
+        both = self.options.spa_entropy_of == "both"
+        for images in (source.images, target.images) if both else (target.images,):
             _, features, log_words = next((it for it in seen if it.images is images), (None, None, None))
             features = self.words.map(images) if features is None else features
             log_words = self.words.log_words(features) if log_words is None else log_words
