@@ -1,7 +1,7 @@
 """Time to the same HOS: training the tail on kept features, against fine-tuning everything.
 
 # how to run
-    python benchmarks/tail_against_all.py --root DIR      # the folder that holds Office-31; takes a quarter of an hour on two cores
+    python benchmarks/tail_against_all.py --root DIR      # the folder that holds Office-31; a quarter of an hour
 
 OVANet, amazon:dslr, UniDA. `all` is evaluated as it goes; counted is its time up to the first evaluation whose HOS is
 within two points of the tail's last step, training steps only. `tail` is counted whole: decoding is done beforehand for
