@@ -80,15 +80,15 @@ def load_model(path: Path) -> tuple[Method, ModelInfo]:
     info = ModelInfo(**{**raw, "classes": tuple(raw["classes"]), "mean": tuple(raw["mean"]), "std": tuple(raw["std"])})
     if info.method not in METHODS or info.resize not in get_args(ResizeMode):
         raise UserError(f"{path} was made by another version of unida: it has no method {info.method!r}")
-    backbone = create_backbone(info.backbone, NO_WEIGHTS)
-    backbone.mean, backbone.std = info.mean, info.std
-    if info.frozen_at is not None:
-        backbone.freeze(info.frozen_at, TORCH_FORMAT[info.feature_format])
     kind, hyper = METHODS[info.method], method_options(info.method, info.options)
-    if info.spa is None:
-        method = kind(backbone, len(info.classes), hyper)
-    else:
-        with torch.random.fork_rng():  # SPA seeds its modules; the caller's draws are his own
+    with torch.random.fork_rng():  # what is drawn here is overwritten below; the caller's draws are his own
+        backbone = create_backbone(info.backbone, NO_WEIGHTS)
+        backbone.mean, backbone.std = info.mean, info.std
+        if info.frozen_at is not None:
+            backbone.freeze(info.frozen_at, TORCH_FORMAT[info.feature_format])
+        if info.spa is None:
+            method = kind(backbone, len(info.classes), hyper)
+        else:
             method = SPA(kind, backbone, len(info.classes), hyper, spa_options(info.spa))
     method.load_state_dict(load_file(path))
     return _on_channels_last(method).eval(), info
