@@ -271,7 +271,7 @@ def test_at_the_start_no_word_stands_out() -> None:
 
 
 def test_the_anchored_loss_is_the_slow_formula_and_knows_the_pretrained_network(batches: Batches) -> None:
-    method = prepare(build(preset="best"), batches)
+    method = prepare(build(preset="best", gap="on"), batches)
     with torch.no_grad():
         pretrained = make_backbone().eval()
         for parameter in method.backbone.parameters():  # training has moved on
@@ -292,7 +292,8 @@ def test_the_anchored_loss_is_the_slow_formula_and_knows_the_pretrained_network(
                     terms.append(np.log(np.exp(logits - logits.max()).sum()) + logits.max() - logits[anchor])
         means.append(np.mean(terms))
     found = method.word_losses(*batches, [])["words"].item()
-    assert found == pytest.approx(PRESETS["best"]["spa_entropy_weight"] * float(np.mean(means)), rel=1e-3)
+    weight = PRESETS["best"]["spa_entropy_weight"] * method.gap.item() ** 2
+    assert found == pytest.approx(weight * float(np.mean(means)), rel=1e-3)
     plain = build(preset="best", anchored="off").eval()
     plain.load_state_dict(method.state_dict())
     assert plain.word_losses(*batches, [])["words"].item() != pytest.approx(found, rel=0.05)
@@ -364,6 +365,16 @@ def test_losses_are_float32_under_autocast(preset: str, batches: Batches) -> Non
 
 
 # ---- words, classes and statistics -----------------------------------------------------------------------------------
+
+
+def test_the_entropy_counts_the_less_the_more_alike_the_domains_are(batches: Batches) -> None:
+    source, target = batches
+    gaps = []
+    for images in (source.images, (source.images + target.images) / 2, target.images):
+        method = prepare(build(preset="best", gap="on"), (source, target._replace(images=images)))
+        gaps.append(method.gap.item())
+    assert gaps[0] == pytest.approx(0, abs=1e-4) and gaps[0] < gaps[1] < gaps[2] < 1
+    assert prepare(build(preset="best", gap="off"), batches).gap.item() == 1
 
 
 def test_words_are_found_in_both_domains(batches: Batches) -> None:

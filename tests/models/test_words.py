@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from unida.models.words import Similarity, Words, entropy, histogram, word_entropy
+from unida.models.words import Similarity, Words, entropy, histogram, usage_gap, word_entropy
 
 every_similarity = pytest.mark.parametrize("similarity", get_args(Similarity))
 
@@ -138,3 +138,20 @@ def test_a_large_vocabulary_starts_near_the_highest_entropy() -> None:
     features = torch.randn(2, 2048, 7, 7) / math.sqrt(2048)
     log_words = Words(2048, 1024)(features)
     assert word_entropy(log_words).item() == pytest.approx(math.log(1024), abs=0.01)
+
+
+def test_the_gap_in_use_of_words_is_the_jensen_shannon_divergence() -> None:
+    draw = np.random.default_rng(0)
+    for _ in range(20):
+        one, other = draw.dirichlet(np.full(9, 0.3), size=2)
+        mixed = (one + other) / 2
+        expected = 0.0
+        for side in (one, other):
+            for k, share in enumerate(side):
+                expected += 0.5 * share * np.log2(share / mixed[k]) if share > 0 else 0.0
+        found = usage_gap(torch.from_numpy(one), torch.from_numpy(other)).item()
+        assert found == pytest.approx(expected, abs=1e-9)
+        assert 0 <= found <= 1
+    same, apart = torch.tensor([0.5, 0.5, 0.0]), torch.tensor([0.0, 0.0, 1.0])
+    assert usage_gap(same, same).item() == 0
+    assert usage_gap(same, apart).item() == pytest.approx(1)

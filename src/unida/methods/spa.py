@@ -37,7 +37,7 @@ from unida.methods.base import Domain, Method, ParameterGroups, Requests, Scores
 from unida.methods.spa_backbone import Seen, WordBackbone, map_at
 from unida.methods.spa_options import SPAOptions
 from unida.models.backbone import Backbone
-from unida.models.words import entropy, histogram, word_entropy
+from unida.models.words import entropy, histogram, usage_gap, word_entropy
 from unida.pretext.bins import merge_overlapping, parse_bins
 from unida.pretext.instance_count import InstanceCount, PretextBatch
 
@@ -59,6 +59,7 @@ class SPA(Method):
     """
 
     bins: Tensor  # (g²,) int64, the pretext class of each number of images
+    gap: Tensor  # () how differently the domains use words: 0 alike, 1 not one word in common
 
     def __init__(
         self, kind: type[Method], backbone: Backbone, num_classes: int, hyper: Any, options: SPAOptions, seed: int = 0
@@ -76,13 +77,15 @@ class SPA(Method):
         torch.manual_seed(torch_seed(seed, "pretext"))
         self.count = nn.Linear(len(words.words.prototypes), task.cells)  # f_n
         self.register_buffer("bins", torch.tensor(parse_bins(bins, task.cells)))
+        self.register_buffer("gap", torch.ones(()))
         self.pretext = task if options.spa_pretext == "on" else None
         self.count.requires_grad_(self.pretext is not None)
         self.unknown_threshold = self.base.unknown_threshold
         self.balanced_source = self.base.balanced_source
         self.default_lr, self.lr_decay = self.base.default_lr, self.base.lr_decay
         self.looks_at_target_batch = self.base.looks_at_target_batch or options.spa_entropy == "on"
-        found_before = options.spa_init == "kmeans" or options.spa_scale == "root"
+        self._weighs_gap = options.spa_gap == "on" and options.spa_entropy == "on"
+        found_before = options.spa_init == "kmeans" or options.spa_scale == "root" or self._weighs_gap
         self.looks_at_source = self.base.looks_at_source or found_before
         prepares = found_before or (self.pretext is not None and bins == "auto")
         self.round_every = self.base.round_every or (ONCE if prepares else 0)
@@ -140,7 +143,8 @@ class SPA(Method):
         """
         losses, options = {}, self.options
         if options.spa_entropy == "on":
-            losses["words"] = options.spa_entropy_weight * self._entropy_loss(source, target, seen)
+            # Squared, so that domains that look alike are left alone: there is nothing to hold the features against.
+            losses["words"] = options.spa_entropy_weight * self.gap**2 * self._entropy_loss(source, target, seen)
         if source.pretext is not None and target.pretext is not None:
             with _keeping_statistics(self.words, options.spa_statistics == "images"):
                 # Apart, as the goal's images: BatchNorm must not mix the statistics of the two domains.
@@ -150,10 +154,9 @@ class SPA(Method):
         return losses
 
     def _entropy_loss(self, source: SourceBatch, target: TargetBatch, seen: list[Seen]) -> Tensor:
-        """The mean over un-shuffled images of both domains (batches are of one size), or of the target's alone."""
+        """The mean over the un-shuffled images of both domains; batches of the two are of one size."""
         means, maps, logs = [], [], []
-        both = self.options.spa_entropy_of == "both"
-        for images in (source.images, target.images) if both else (target.images,):
+        for images in (source.images, target.images):
             _, features, log_words = next((it for it in seen if it.images is images), (None, None, None))
             features = self.words.map(images) if features is None else features
             log_words = self.words.log_words(features) if log_words is None else log_words
@@ -206,6 +209,8 @@ class SPA(Method):
                 self._find_words(sweep)
             if self.options.spa_scale == "root":
                 self._measure_length(sweep)
+            if self._weighs_gap:
+                self._measure_gap(sweep)
             if self.options.spa_bins == "auto" and self.pretext is not None:
                 self._merge_bins(sweep)
         if self.base.round_every:
@@ -224,6 +229,14 @@ class SPA(Method):
     def _measure_length(self, sweep: Sweep) -> None:
         lengths = [sweep(domain, self.words.pooled_length, SAMPLED_IMAGES) for domain in DOMAINS]
         self.words.length.copy_(torch.cat(lengths).mean())
+
+    def _measure_gap(self, sweep: Sweep) -> None:
+        def shares(images: Tensor) -> Tensor:
+            return histogram(self.words.log_words(self.words.map(images)))
+
+        source, target = (sweep(domain, shares, SAMPLED_IMAGES).mean(dim=0) for domain in DOMAINS)
+        self.gap.copy_(usage_gap(source, target))
+        log.info("use of words: %.2f apart (0: source and target alike, 1: no word in common)", self.gap.item())
 
     def _locations(self, images: Tensor) -> Tensor:
         """(B, U, D) features at every location."""

@@ -54,10 +54,10 @@ class SPAOptions:
     """Goal and pretext losses in turns with an optimiser each, or all in one update."""
     spa_anchored: Annotated[Switch | None, _named("anchored", "on|off")] = None
     """The entropy loss draws each location to the word that the pretrained network gives it, not to any word."""
-    spa_entropy_of: Annotated[Literal["both", "target"] | None, _named("entropy-of", "both|target")] = None
-    """Whose images the entropy loss is of: both domains', or the target's alone."""
     spa_entropy_weight: Annotated[float | None, _named("entropy-weight", "FLOAT")] = None
     """Weight of the entropy loss."""
+    spa_gap: Annotated[Switch | None, _named("gap", "on|off")] = None
+    """The entropy loss counts the less, the more alike the two domains' use of words is before training."""
     spa_pretext_weight: Annotated[float | None, _named("pretext-weight", "FLOAT")] = None
     """Weight of the pretext loss."""
     spa_grid: Annotated[int | None, _named("grid", "N")] = None
@@ -87,8 +87,8 @@ PAPER: dict[str, Any] = {
     "spa_goal_words": "off",  # min over {h, f_g} for the goal
     "spa_updates": "turns",  # "goal task iterations and pretext task iterations"
     "spa_anchored": "off",  # Eq. 6
-    "spa_entropy_of": "both",  # Eq. 6
     "spa_entropy_weight": 1.0,  # Eq. 8 has no weights
+    "spa_gap": "off",  # ours
     "spa_pretext_weight": 1.0,
     "spa_grid": 2,  # N_gs = 4
     "spa_bins": "none",

@@ -62,6 +62,15 @@ def word_entropy(log_words: Tensor) -> Tensor:
     return -(log_words.exp() * log_words).sum(dim=-1).mean()
 
 
+def usage_gap(one: Tensor, other: Tensor) -> Tensor:
+    """How differently two sets of images use words: the Jensen–Shannon divergence of two (K,) distributions, in bits.
+
+    0 where they are the same, 1 where no word is in both.
+    """
+    of_both = entropy((one + other) / 2) - (entropy(one) + entropy(other)) / 2
+    return (of_both / math.log(2)).clamp(0, 1)
+
+
 def entropy(probabilities: Tensor) -> Tensor:
     """−Σ p log p over the last dimension, in nats; 0 log 0 = 0."""
     return torch.special.entr(probabilities).sum(dim=-1)
