@@ -1,0 +1,177 @@
+"""SPA's features and answers, what is watched, and what is refused."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny_spa import (
+    CLASSES,
+    WORDS,
+    Batches,
+    build,
+    every_method,
+    every_preset,
+    make_batches,
+    prepare,
+    take_steps,
+)
+
+from unida.config import config_from_options
+from unida.errors import UserError
+from unida.methods import METHODS
+from unida.methods.spa import SPA
+from unida.methods.spa_backbone import map_at
+from unida.methods.spa_options import SPAOptions, resolve
+from unida.modelfile import build_method
+from unida.models.backbone import create_backbone
+from unida.models.words import histogram
+
+
+@pytest.fixture(scope="module")
+def batches() -> Batches:
+    return make_batches()
+
+
+# ---- features and answers --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", ["raw", "count", "unit", "batchnorm"])
+def test_scales_of_the_histogram(scale: str, batches: Batches) -> None:
+    method = build(scale=scale)
+    shares = histogram(method.words.log_words(method.words.map(batches[0].images))).detach()
+    feature = method.words.scaled(shares)
+    if scale in ("raw", "count"):
+        expected = {"raw": 1.0, "count": WORDS}[scale]
+        torch.testing.assert_close(feature.sum(dim=1), torch.full((8,), float(expected)))
+    elif scale == "unit":
+        torch.testing.assert_close(feature.norm(dim=1), torch.full((8,), 20.0))
+        torch.testing.assert_close(F.normalize(feature, dim=1), F.normalize(shares, dim=1))
+    else:
+        assert feature.min() == 0 and 0.2 < feature.mean() < 0.6  # of a standard normal's positive part: 0.4
+
+
+@pytest.mark.parametrize(
+    ("words", "place", "size"), [("on", "instead", WORDS), ("on", "beside", WORDS + 96), ("off", "beside", 96)]
+)
+@pytest.mark.parametrize("tap", [None, "layer2"])
+def test_the_feature_is_or_ends_with_the_histogram(
+    words: str, place: str, size: int, tap: str | None, batches: Batches
+) -> None:
+    method = build(words=words, place=place, tap=tap, scale="raw").eval()
+    backbone, images = method.backbone, batches[0].images
+    assert backbone.num_features == 96
+    with torch.no_grad():
+        features = method.features(images)
+        assert features.shape == (8, size) == (8, method.words.num_features)
+        pooled = backbone(images)
+        at = tap or "layer4"
+        shares = histogram(method.words.words(backbone.spatial(backbone.run(images, upto=at), at)))
+    if place == "beside":
+        torch.testing.assert_close(features[:, :96], pooled)
+    if words == "on":
+        torch.testing.assert_close(features[:, -WORDS:], shares)
+
+
+@every_method
+@every_preset
+def test_answers_do_not_depend_on_the_pretext_task(name: str, preset: str, batches: Batches) -> None:
+    method = prepare(build(name, preset), batches).eval()
+    images = batches[1].images
+    with torch.no_grad():
+        before = method.score(method.features(images))
+        for parameter in method.count.parameters():
+            parameter.add_(torch.randn(parameter.shape) + 7)
+        method.bins.zero_()
+        after = method.score(method.features(images))
+    assert torch.equal(before.logits, after.logits) and torch.equal(before.unknown, after.unknown)
+    assert torch.equal(method.decide(before), method.base.decide(before))
+    assert method.unknown_threshold == method.base.unknown_threshold
+
+
+@every_method
+def test_heads_start_as_they_would_without_spa(name: str) -> None:
+    """Where the feature has the same size: runs with and without SPA differ by SPA alone."""
+    given = {"method": name, "backbone": "test_resnet.r160_in1k", "weights": "none", "train": "all", "seed": 5}
+    bare = build_method(config_from_options(given), CLASSES)
+    config = config_from_options({**given, "spa": True, "spa_vocabulary": WORDS, "spa_words": "off"})
+    with_spa = build_method(replace(config, spa=resolve(config.spa)), CLASSES)
+    assert isinstance(with_spa, SPA)
+    theirs = with_spa.base.state_dict()
+    for key, tensor in bare.state_dict().items():
+        assert torch.equal(theirs[key.replace("backbone.", "backbone.backbone.", 1)], tensor)
+
+
+# ---- what is watched -------------------------------------------------------------------------------------------------
+
+
+@every_preset
+def test_watched_numbers_are_what_they_say(preset: str, batches: Batches) -> None:
+    method = prepare(build(preset=preset), batches).eval()
+    with torch.no_grad():
+        for turn in method.turns:
+            method(*batches, 0, turn)
+        images = torch.cat([batch.images for batch in batches])
+        at = method.words.map(images)
+        log_words = method.words.log_words(at)
+        V = F.normalize(method.words.words.prototypes, dim=1).double().numpy()
+    locations = at.flatten(2).transpose(1, 2).flatten(0, 1).double().numpy()
+    cosines = [max(V @ h) / np.linalg.norm(h) if h.any() else 0.0 for h in locations]
+    usage = log_words.exp().mean(dim=(0, 1))
+    watched = {name: number().item() for name, number in method.watched.items()}
+    assert watched["pas"] == pytest.approx(float(np.mean(cosines)), rel=1e-4)
+    assert watched["word_entropy"] == pytest.approx(-(log_words.exp() * log_words).sum(dim=2).mean().item(), rel=1e-4)
+    assert watched["usage_entropy"] == pytest.approx(-(usage * usage.log()).sum().item(), rel=1e-4)
+    assert watched["words_in_use"] == pytest.approx(math.exp(watched["usage_entropy"]), rel=1e-4)
+    for domain, batch in zip(("source", "target"), batches, strict=True):
+        assert batch.pretext is not None
+        with torch.no_grad():
+            shares = histogram(method.words.log_words(method.words.map(batch.pretext.images)))
+            said = method.count(WORDS * shares).argmax(dim=1)
+        right = (said == batch.pretext.labels).float().mean().item()
+        assert watched[f"count_accuracy_{domain}"] == pytest.approx(right)
+    assert watched["words_in_use"] <= WORDS + 1e-3
+    assert not any(number().requires_grad for number in method.watched.values())
+
+
+# ---- options that cannot work ----------------------------------------------------------------------------------------
+
+
+def test_taps_that_cannot_hold_words_are_refused() -> None:
+    with pytest.raises(UserError, match=r"backbone 'test_resnet\.r160_in1k' has no tap 'layer5'"):
+        build(tap="layer5")
+    with pytest.raises(UserError, match=r"--spa\.tap layer2 is not behind --tap layer3"):
+        build(train="tail", tap="layer2")
+    with pytest.raises(UserError, match=r"--spa\.tap layer4 is lost with --train head"):
+        build(train="head", tap="layer4")
+    assert build(train="tail", tap="layer4").words.tap == "layer4"
+
+
+@pytest.mark.parametrize("name", ["test_vit.r160_in1k", "test_convnext.r160_in1k", "regnetx_002"])
+def test_words_on_other_backbones(name: str, batches: Batches) -> None:
+    torch.manual_seed(0)
+    options = resolve(SPAOptions(spa=True, spa_vocabulary=WORDS))
+    kind = METHODS["ovanet"]
+    method = SPA(kind, create_backbone(name, "none"), CLASSES, kind.Options(), options).train()
+    prepare(method, batches)
+    losses = take_steps(method, batches)
+    assert all(map(math.isfinite, losses.values()))
+    tap = method.words.tap
+    with torch.no_grad():
+        at = map_at(method.backbone, method.backbone.state(batches[0].images, upto=tap), tap)
+    assert at.shape[1] == method.words.words.prototypes.shape[1]
+
+
+def test_the_root_of_the_histogram_is_a_quarter_as_long_as_the_pooled_feature(batches: Batches) -> None:
+    """Beside the pooled vector, so that heads without bias and normalisation hear both."""
+    method = prepare(build(preset="best"), batches).eval()
+    with torch.no_grad():
+        pooled = [method.backbone(batch.images).norm(dim=1) for batch in batches]
+        feature = method.features(batches[0].images)
+    length = torch.cat(pooled).mean().item()
+    root = feature[:, -WORDS:]
+    assert root.norm(dim=1).numpy() == pytest.approx(0.25 * length, rel=1e-3)
+    shares = histogram(method.words.words(method.words.map(batches[0].images)))
+    assert (root / root.norm(dim=1, keepdim=True)).square().numpy() == pytest.approx(shares.detach().numpy(), abs=1e-5)
