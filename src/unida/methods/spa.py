@@ -15,7 +15,8 @@ Two presets. ``paper``: as printed; where the paper leaves a choice, as its cost
 the last map, the histogram is the feature), goal and pretext in turns with an optimiser each. ``best``: what was
 measured to help (docs/spa.md): words are found by k-means in the pretrained features of both domains and stay where
 they are; the entropy loss is *anchored*: a location keeps the word that the pretrained network gives it, in place of
-becoming sure of any word; there is no pretext task.
+becoming sure of any word, and the more firmly, the more differently the two domains use words before training; there
+is no pretext task.
 """
 
 import copy
