@@ -8,15 +8,15 @@ On top of any other method, whose own losses, heads and unknown rule stay as the
     every step:
         goal      the method's losses on its images, through a feature that holds ψ          → h, f_g (not V)
         pretext   CE(f_n(ψ(mosaic)), number of images in it), both domains                    → h, V, f_n
-        entropy   word entropy of un-shuffled images, both domains                            → h, V
+        entropy   word entropy of un-shuffled images, of both domains or the target           → h, V
     f_n is dropped in the end.
 
 Two presets. ``paper``: as printed; where the paper leaves a choice, as its cost table decides it (the words stand on
 the last map, the histogram is the feature), goal and pretext in turns with an optimiser each. ``best``: what was
 measured to help (docs/spa.md): words are found by k-means in the pretrained features of both domains and stay where
-they are; the entropy loss is *anchored*: a location keeps the word that the pretrained network gives it, in place of
-becoming sure of any word, and the more firmly, the more differently the two domains use words before training; there
-is no pretext task.
+they are; the entropy loss is *anchored*: a location of a target image keeps the word that the pretrained network gives
+it, in place of becoming sure of any word, and the more firmly, the more differently the two domains use words before
+training; there is no pretext task.
 """
 
 import copy
@@ -155,9 +155,10 @@ class SPA(Method):
         return losses
 
     def _entropy_loss(self, source: SourceBatch, target: TargetBatch, seen: list[Seen]) -> Tensor:
-        """The mean over the un-shuffled images of both domains; batches of the two are of one size."""
+        """The mean over the un-shuffled images of both domains, whose batches are of one size, or of the target."""
         means, maps, logs = [], [], []
-        for images in (source.images, target.images):
+        batches = (target,) if self.options.spa_entropy_of == "target" else (source, target)
+        for images in (batch.images for batch in batches):
             _, features, log_words = next((it for it in seen if it.images is images), (None, None, None))
             features = self.words.map(images) if features is None else features
             log_words = self.words.log_words(features) if log_words is None else log_words
@@ -171,7 +172,7 @@ class SPA(Method):
         """−log φ^u of the word that the pretrained network sees at u.
 
         Where the plain entropy lets all locations agree on one word, or drift to any, here each has a word to be sure
-        of. Both domains are held to the same vocabulary, shared classes and private ones alike.
+        of. All images are held to the same vocabulary, those of shared classes and of private ones alike.
         """
         return F.nll_loss(log_words.flatten(0, 1), self._pretrained_words(images).flatten())
 
@@ -192,7 +193,10 @@ class SPA(Method):
         return F.cross_entropy(logits, labels)
 
     def _watch(self, features: Tensor, log_words: Tensor) -> None:
-        """The paper's PAS, which is to rise; and signs of a collapse: all locations sure, all of the same few words."""
+        """The paper's PAS, which is to rise; and signs of a collapse: all locations sure, all of the same few words.
+
+        Of the images that the entropy loss is of: their words have been read anyway.
+        """
 
         def usage_entropy() -> Tensor:
             return entropy(log_words.exp().mean(dim=(0, 1)))

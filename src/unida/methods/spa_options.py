@@ -54,6 +54,8 @@ class SPAOptions:
     """Goal and pretext losses in turns with an optimiser each, or all in one update."""
     spa_anchored: Annotated[Switch | None, _named("anchored", "on|off")] = None
     """The entropy loss draws each location to the word that the pretrained network gives it, not to any word."""
+    spa_entropy_of: Annotated[Literal["both", "target"] | None, _named("entropy-of", "both|target")] = None
+    """Whose images the entropy loss is of: both domains', or the target's, which have no labels to hold them."""
     spa_entropy_weight: Annotated[float | None, _named("entropy-weight", "FLOAT")] = None
     """Weight of the entropy loss."""
     spa_gap: Annotated[Switch | None, _named("gap", "on|off")] = None
@@ -87,6 +89,7 @@ PAPER: dict[str, Any] = {
     "spa_goal_words": "off",  # min over {h, f_g} for the goal
     "spa_updates": "turns",  # "goal task iterations and pretext task iterations"
     "spa_anchored": "off",  # Eq. 6
+    "spa_entropy_of": "both",  # Eq. 6
     "spa_entropy_weight": 1.0,  # Eq. 8 has no weights
     "spa_gap": "off",  # ours
     "spa_pretext_weight": 1.0,
@@ -108,6 +111,7 @@ BEST: dict[str, Any] = {
     "spa_learn": "off",
     "spa_updates": "joint",
     "spa_anchored": "on",
+    "spa_entropy_of": "target",
     "spa_entropy_weight": 10.0,  # 3 to 4 where the domains look different, a few tenths where they look alike
     "spa_gap": "on",
     "spa_pretext": "off",  # costs half of the time and changed no answer for the better; where it is put on:
