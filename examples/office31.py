@@ -63,7 +63,7 @@ def main() -> None:
         rows = list(pool.map(lambda task: run(task, options), grid))
     options.out.mkdir(parents=True, exist_ok=True)
     write_rows(rows, options.out / "results.csv")
-    text = tables(rows, options.against, options.with_paper)
+    text = tables(rows, [options.against], options.with_paper)
     (options.out / "results.md").write_text(text + "\n")
     print(text)
 

@@ -1,13 +1,22 @@
 """Tables of the Office-31 runs, from the csv that `office31.py` leaves.
 
     python examples/office31_tables.py --results docs/office31.csv --with-paper
+    python examples/office31_tables.py --results docs/office31.csv --into docs/results.md
 
-docs/office31.csv is what docs/results.md and the README are drawn from.
+docs/office31.csv is what docs/results.md and the README are drawn from. In a page, each place for tables says with
+which options they are drawn:
+
+    <!-- office31_tables.py --methods ovanet dcc --settings unida -->
+    …
+    <!-- end of tables -->
 """
 
 import argparse
 import csv
+import re
+import shlex
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,15 +52,55 @@ PAPER_HOS = {
 }
 
 
+PLACE = re.compile(r"(<!-- office31_tables\.py (.*?) -->\n).*?(<!-- end of tables -->)", re.DOTALL)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=Path("docs/office31.csv"))
-    parser.add_argument("--against", default="ovanet", metavar="NAME", help="paired differences to this method")
-    parser.add_argument("--with-paper", action="store_true", help="rows with the numbers of SPA's paper")
+    parser.add_argument("--into", type=Path, metavar="PAGE", help="draw the tables of this page again")
+    add_choices(parser)
     options = parser.parse_args()
     if not options.results.is_file():
         parser.error(f"--results {options.results} is not there: examples/office31.py writes it")
-    print(tables(read_rows(options.results), options.against, options.with_paper))
+    rows = read_rows(options.results)
+    if options.into is None:
+        print(tables(chosen(rows, options), options.against, options.with_paper))
+        return
+    if not options.into.is_file():
+        parser.error(f"--into {options.into} is not there: mend the path")
+    before = options.into.read_text(encoding="utf-8")
+    after = redrawn(before, rows)
+    if after != before:
+        options.into.write_text(after, encoding="utf-8")
+    print("changed:" if after != before else "as it was:", options.into)
+
+
+def add_choices(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--methods", nargs="+", metavar="NAME", help="rows (default: all)")
+    parser.add_argument("--settings", nargs="+", metavar="NAME", help="tables (default: all)")
+    parser.add_argument("--pairs", nargs="+", metavar="PAIR", help="columns (default: all)")
+    parser.add_argument("--against", nargs="+", default=["ovanet"], metavar="NAME", help="paired differences to these")
+    parser.add_argument("--with-paper", action="store_true", help="rows with the numbers of SPA's paper")
+
+
+def chosen(rows: list[Row], options: argparse.Namespace) -> list[Row]:
+    """The rows to draw, in the order in which methods were named."""
+    wanted = {"setting": options.settings, "pair": options.pairs, "method": options.methods}
+    kept = [row for row in rows if all(names is None or row[key] in names for key, names in wanted.items())]
+    return kept if options.methods is None else sorted(kept, key=lambda row: options.methods.index(row["method"]))
+
+
+def redrawn(page: str, rows: list[Row]) -> str:
+    """The page with each of its places for tables filled anew."""
+    parser = argparse.ArgumentParser()
+    add_choices(parser)
+
+    def fill(place: re.Match[str]) -> str:
+        options = parser.parse_args(shlex.split(place[2]))
+        return f"{place[1]}\n{tables(chosen(rows, options), options.against, options.with_paper)}\n\n{place[3]}"
+
+    return PLACE.sub(fill, page)
 
 
 def write_rows(rows: list[Row], path: Path) -> None:
@@ -69,7 +118,7 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
-def tables(rows: list[Row], against: str, with_paper: bool) -> str:
+def tables(rows: list[Row], against: Sequence[str], with_paper: bool) -> str:
     """Two tables for each setting: what was measured, and differences."""
     settings = dict.fromkeys(row["setting"] for row in rows)
     drawn = [[table(rows, setting, with_paper), differences(rows, setting, against)] for setting in settings]
@@ -96,16 +145,18 @@ def table(rows: list[Row], setting: str, with_paper: bool) -> str:
     return f"### {NAMES.get(setting, setting)}\n\n{markdown(heading, lines)}"
 
 
-def differences(rows: list[Row], setting: str, against: str) -> str:
-    """The mean of the differences to a method, run by run on the same pair and seed, ± its standard error."""
+def differences(rows: list[Row], setting: str, against: Sequence[str]) -> str:
+    """Means of the differences to some methods, run by run on the same pair and seed, ± their standard errors."""
     rows = [row for row in rows if row["setting"] == setting]
-    others = [row for row in rows if row["method"] == against]
+    methods = list(dict.fromkeys(row["method"] for row in rows))
     lines = []
-    for method in dict.fromkeys(row["method"] for row in rows if row["method"] != against):
-        mine = [row for row in rows if row["method"] == method]
-        runs = len({(row["pair"], row["seed"]) for row in mine} & {(row["pair"], row["seed"]) for row in others})
-        if runs > 1:
-            lines.append([f"{method} − {against}", str(runs), *(difference(mine, others, m) for m in COMPARED)])
+    for other in against:
+        theirs = [row for row in rows if row["method"] == other]
+        for method in methods:
+            mine = [row for row in rows if row["method"] == method]
+            runs = len({(row["pair"], row["seed"]) for row in mine} & {(row["pair"], row["seed"]) for row in theirs})
+            if runs > 1 and method not in against[: against.index(other) + 1]:  # nor what was compared already
+                lines.append([f"{method} − {other}", str(runs), *(difference(mine, theirs, m) for m in COMPARED)])
     return markdown(["difference", "runs", *(NAMES.get(m, m) for m in COMPARED)], lines) if lines else ""
 
 

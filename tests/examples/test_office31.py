@@ -1,6 +1,7 @@
 """The tables of Office-31: what is averaged over what, and the paper's columns."""
 
 import json
+import re
 import statistics
 from pathlib import Path
 
@@ -39,9 +40,15 @@ def test_differences_are_paired() -> None:
     """Against runs of the same pair and seed, though those of the other method are more."""
     ours = [row("dcc", "A:D", 0, 0.6), row("dcc", "A:D", 1, 0.8)]
     others = [row("ovanet", "A:D", 0, 0.5), row("ovanet", "A:D", 1, 0.6), row("ovanet", "A:W", 0, 0.1)]
-    drawn = office31_tables.differences(ours + others, "unida", "ovanet")
+    drawn = office31_tables.differences(ours + others, "unida", ["ovanet"])
     assert line(drawn, "dcc − ovanet")[1:3] == ["2", "+15.0 ± 5.0"]
-    assert office31_tables.differences(ours[:1] + others, "unida", "ovanet") == ""  # one has no standard error
+    assert office31_tables.differences(ours[:1] + others, "unida", ["ovanet"]) == ""  # one has no standard error
+
+
+def test_differences_to_several_methods_are_not_shown_in_both_directions() -> None:
+    rows = [row(method, "A:D", seed, 0.5) for method in ("ovanet", "null", "spa") for seed in (0, 1)]
+    drawn = office31_tables.differences(rows, "unida", ["ovanet", "null"])
+    assert re.findall(r"\| (\w+ − \w+)", drawn) == ["null − ovanet", "spa − ovanet", "spa − null"]
 
 
 @pytest.mark.parametrize("setting", PAPER_HOS)
@@ -94,6 +101,30 @@ def test_finished_runs_are_read_and_their_csv_gives_the_same_tables(tmp_path: Pa
     assert line(answer.out.split("### OSDA")[1], "dcc")[1] == "80.0"
     again = script(office31_tables, "--results", tmp_path / "results.csv", "--with-paper")
     assert again.out == answer.out == (tmp_path / "results.md").read_text()
+
+
+def test_a_pages_tables_are_drawn_with_the_options_beside_them(tmp_path: Path, script: Script) -> None:
+    rows = [row(m, p, 0, hos) for m, hos in (("ovanet", 0.5), ("a, b", 0.6), ("dcc", 0.7)) for p in ("A:D", "A:W")]
+    office31_tables.write_rows([*rows, row("dcc", "A:D", 0, 0.8, "osda")], tmp_path / "results.csv")
+    choices = '--methods "a, b" ovanet --settings unida --pairs A:W'
+    page = f"before\n<!-- office31_tables.py {choices} -->\nold\n<!-- end of tables -->\nbetween\n"
+    page += "<!-- office31_tables.py --settings osda -->\n<!-- end of tables -->\nafter\n"
+    (tmp_path / "page.md").write_text(page)
+    words = ["--results", tmp_path / "results.csv", "--into", tmp_path / "page.md"]
+    assert script(office31_tables, *words).out.startswith("changed:")
+    drawn = (tmp_path / "page.md").read_text()
+    assert re.sub(r"(-->)[^<]*(<!-- end)", r"\1\n\2", drawn) == page.replace("old\n", "")
+    first, second = drawn.split("between")
+    assert re.findall(r"^\| ([^|]+) \|", first, re.MULTILINE)[1:] == ["a, b", "ovanet"] and "A→D" not in first
+    assert line(second, "dcc")[1] == "80.0" and "old" not in first
+    assert script(office31_tables, *words).out.startswith("as it was:")
+
+
+def test_the_results_page_is_drawn_from_the_csv() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    page = (docs / "results.md").read_text(encoding="utf-8")
+    assert "<!-- office31_tables.py" in page
+    assert office31_tables.redrawn(page, office31_tables.read_rows(docs / "office31.csv")) == page
 
 
 def test_no_finished_run_leaves_old_tables_alone(tmp_path: Path, script: Script) -> None:
