@@ -119,10 +119,13 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def tables(rows: list[Row], against: Sequence[str], with_paper: bool) -> str:
-    """Two tables for each setting: what was measured, and differences."""
-    settings = dict.fromkeys(row["setting"] for row in rows)
-    drawn = [[table(rows, setting, with_paper), differences(rows, setting, against)] for setting in settings]
-    return "\n\n".join(text for of_setting in drawn for text in of_setting if text)
+    """Two tables for each setting: what was measured, and differences; under its name, where there are several."""
+    settings = list(dict.fromkeys(row["setting"] for row in rows))
+    drawn = []
+    for setting in settings:
+        drawn += [f"### {NAMES.get(setting, setting)}"] if len(settings) > 1 else []
+        drawn += [table(rows, setting, with_paper), differences(rows, setting, against)]
+    return "\n\n".join(text for text in drawn if text)
 
 
 def table(rows: list[Row], setting: str, with_paper: bool) -> str:
@@ -142,7 +145,7 @@ def table(rows: list[Row], setting: str, with_paper: bool) -> str:
         cells = [*(str(of_pair[pair]) for pair in pairs), str(numbers[-1]) if len(pairs) == len(PAIRS) else ""]
         empty = [""] * (len(heading) - 1 - len(cells))
         lines.append([f"{method} (paper, ResNet-50)", *cells, *empty])
-    return f"### {NAMES.get(setting, setting)}\n\n{markdown(heading, lines)}"
+    return markdown(heading, lines)
 
 
 def differences(rows: list[Row], setting: str, against: Sequence[str]) -> str:
