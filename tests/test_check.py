@@ -252,8 +252,8 @@ def test_dcc_is_timed_with_the_images_that_it_requests_and_its_rounds(
     assert losses == [{"closed", "discrepancy", "closed_matched", "memory"}]
     # Four of the source, and two of each of three classes, of the clusters that they are matched with, of the clusters.
     assert any(line.endswith("200 steps of 22 images") for line in lines)
-    # Before steps 0, 50, 100 and 150: 9 + 9 images each.
-    assert lines[-2] == "training: 3 min 38 s, 18 s of it in 4 round(s) over the images"
+    # Before the first step, after 50, 100, 150 and the last: 9 + 9 images each.
+    assert lines[-2] == "training: 3 min 42 s, 22 s of it in 5 round(s) over the images"
     assert "clusters of the target" not in caplog.text  # it was made up
 
 

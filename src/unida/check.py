@@ -222,7 +222,7 @@ def _repeated(rows: Tensor, count: int) -> Tensor:
 
 
 def _last_round(method: Method, steps: int) -> int:
-    """The step before which it is; 0 too where there is none."""
+    """The step before which the last one is that training goes by; 0 too where there is none."""
     return (steps - 1) // method.round_every * method.round_every if method.round_every else 0
 
 
@@ -232,10 +232,10 @@ def _time_rounds(fabric: Fabric, method: Method, sweep: _StandIns, steps: int, p
     if not method.round_every:
         return 0, 0.0
     last, seconds, level = _last_round(method, steps), 0.0, log.level
-    later = last // method.round_every
+    later = last // method.round_every + int(method.round_at_end)
     log.setLevel(logging.WARNING)  # what it finds in made-up features is nobody's business
     try:
-        for step, times in ((0, 1), (last, later)) if later else ((0, 1),):
+        for step, times in ((0, 1), (steps if method.round_at_end else last, later)) if later else ((0, 1),):
             sweep.images, start = 0, time.perf_counter()
             with fabric.autocast():
                 method.eval().on_round(step, sweep)

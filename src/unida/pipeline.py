@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from lightning_fabric import Fabric
+from torch import Tensor
 
 from unida.analysis.auto_tap import choose_taps, has_open_tap, with_taps
 from unida.analysis.tracking import Tracking, tracked_note
@@ -191,7 +192,8 @@ def _train_and_report(
         measures = measure()
         metrics, told = {}, [tracked_note(measures)]
         if domains.truth is not None:
-            _, result = evaluate_method(fabric, method, domains.truth, inputs)
+            known = training.features_of(domains.truth.pixels)
+            _, result = evaluate_method(fabric, method, domains.truth, inputs, known)
             metrics, told = result.scalars(), [summary_line(result), *told]
         log.info("step %d: %s", step, "  ".join(filter(None, told)))
         return {**metrics, **measures}
@@ -217,11 +219,11 @@ def _train_and_report(
     }
     measures = measure()
     if domains.truth is not None:
-        answers, result = evaluate_method(fabric, method, domains.truth, inputs)
         pixels = domains.truth.pixels
+        answers, result = evaluate_method(fabric, method, domains.truth, inputs, training.features_of(pixels))
     else:
         pixels, result = domains.target.pixels, None
-        answers = answer_pixels(method, pixels, inputs, fabric)
+        answers = answer_pixels(method, pixels, inputs, fabric, features=training.features_of(pixels))
     if fabric.is_global_zero:
         unread = domains.truth.skipped if domains.truth is not None else domains.target.skipped
         skipped = {*domains.source.skipped, *domains.target.skipped, *unread}
@@ -237,10 +239,15 @@ def _train_and_report(
 
 
 def evaluate_method(
-    fabric: Fabric, method: Method, truth: Truth, inputs: Inputs, visible: bool = True
+    fabric: Fabric,
+    method: Method,
+    truth: Truth,
+    inputs: Inputs,
+    features: Tensor | None = None,
+    visible: bool = True,
 ) -> tuple[Answers, OpenSetResult]:
-    """One pass over the labelled target: the answers, and every metric of them."""
-    answers = answer_pixels(method, truth.pixels, inputs, fabric, visible=visible)
+    """One pass over the labelled target, or none if its features are known: the answers, and every metric of them."""
+    answers = answer_pixels(method, truth.pixels, inputs, fabric, visible=visible, features=features)
     result = open_set_metrics(
         torch.from_numpy(truth.labels),
         answers.prediction,

@@ -134,4 +134,4 @@ class Run:
         if not os.access(data.cache, os.W_OK):  # the run came from another machine
             data = replace(data, cache=default_cache())
         truth: Truth = read_truth_of_run(data, info.classes, target, progress)
-        return evaluate_method(self._fabric, method, truth, self._preprocess, progress)[1]
+        return evaluate_method(self._fabric, method, truth, self._preprocess, visible=progress)[1]

@@ -102,6 +102,19 @@ class Gathering:
         self.barrier.wait(timeout=60)
 
 
+def test_known_features_are_not_computed_again(
+    method: Method, pixels: Pixels, inputs: Preprocess, fabric: Fabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the answers are those of a pass of its own, to the last bit."""
+    expected = answer_pixels(method, pixels, inputs, fabric, batch_size=5, visible=False)
+    with torch.no_grad():
+        index = np.split(np.arange(len(pixels)), range(5, len(pixels), 5))
+        features = torch.cat([method.features(inputs.test_view(pixels, part)) for part in index])
+    monkeypatch.setattr(type(method), "features", None)
+    found = answer_pixels(method, pixels, inputs, fabric, batch_size=5, visible=False, features=features)
+    assert all(torch.equal(getattr(found, field), getattr(expected, field)) for field in FIELDS)
+
+
 @pytest.mark.parametrize("batch_size", [1, 3, 13, 64])
 def test_batches_do_not_matter(
     method: Method, pixels: Pixels, inputs: Preprocess, fabric: Fabric, one_by_one: Answers, batch_size: int
@@ -165,7 +178,8 @@ def test_batch_statistics_are_left_alone_and_training_goes_on(
 
 
 def test_the_best_class_is_told_even_of_an_unknown_image(one_by_one: Answers, method: Method, pixels: Pixels) -> None:
-    found = answer_batch(method, torch.randn(6, 3, 32, 32, generator=torch.Generator().manual_seed(0)))
+    images = torch.randn(6, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    found = answer_batch(method, method.features(images))
     for answers in (found, one_by_one):
         assert answers.closed.max() < 4
         known = answers.prediction < 4

@@ -20,7 +20,9 @@ from tiny_runs import (
 )
 
 import unida
+from unida import pipeline
 from unida.data.glyphs import GlyphFolders, write_glyphs
+from unida.evaluation.answers import answer_pixels
 from unida.training.checkpoint import read_metadata
 
 # Several clusterings, at intervals that no checkpoint falls on.
@@ -69,13 +71,30 @@ def test_a_resumed_run_ends_as_one_that_was_not_stopped(
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
+def test_clustering_and_evaluation_share_a_pass_over_the_target(
+    folders: GlyphFolders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After steps 6 and 12, where a clustering comes before the evaluation, and at the end; not after step 4."""
+    shared: list[bool] = []
+
+    def noted(*arguments: Any, features: torch.Tensor | None = None, **options: Any) -> Any:
+        shared.append(features is not None)
+        return answer_pixels(*arguments, features=features, **options)
+
+    monkeypatch.setattr(pipeline, "answer_pixels", noted)
+    assert run_here(arguments(folders, tmp_path / "run", eval_every=6)) == 0
+    assert run_here(arguments(folders, tmp_path / "apart", eval_every=4)) == 0
+    assert (shared[:3], shared[3:]) == ([True, True, True], [False, False, True, True])
+    assert answers(tmp_path / "run") == answers(tmp_path / "apart")
+
+
 def test_two_processes_agree_on_clusters_and_answers(folders: GlyphFolders, tmp_path: Path) -> None:
     """With a warm-up, in which there is nothing to be shared yet."""
     out = tmp_path / "two"
     words = arguments(folders, out, devices=2, batch_size=8, warm_up=3, eval_every=6)
     code, printed = end_of(start_process(words, start_new_session=True))
     assert code == 0, printed
-    assert printed.count("clusters of the target") == 5  # before steps 3, 6, …, 15; one process speaks
+    assert printed.count("clusters of the target") == 6  # after steps 3, 6, …, 15 and the last; one process speaks
     lines = [line for line in lines_of(out) if line["kind"] == "train"]
     assert [line["clusters"] > 0 for line in lines] == [False] * 3 + [True] * 13
     assert all(line["clusters"] == int(line["clusters"]) for line in lines)  # the mean over both is that of each
@@ -85,6 +104,30 @@ def test_two_processes_agree_on_clusters_and_answers(folders: GlyphFolders, tmp_
         assert (again[path].probability, again[path].unknown_score) == pytest.approx(
             (probability, unknown_score), abs=2e-4
         )
+
+
+TWO = {
+    "tail": {"train": "tail"},
+    "SPA in turns": {"train": "tail", "spa": True, "spa.preset": "paper", "spa.vocabulary": 16, "spa.pool": 64},
+}
+
+
+@pytest.mark.parametrize("choice", TWO)
+def test_two_processes_start_as_one_does(folders: GlyphFolders, tmp_path: Path, choice: str) -> None:
+    """The requested images are whole on each process: what is made of them does not hang on how a batch is shared.
+
+    In the first step only: the neck's BatchNorm makes of a share of a batch something else than of the whole.
+    """
+    changes = {**TWO[choice], "batch_size": 8, "steps": 4, "clusters_per_class": 1}
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert run_here(arguments(folders, one, **changes)) == 0
+    code, printed = end_of(start_process(arguments(folders, two, devices=2, **changes), start_new_session=True))
+    assert code == 0, printed
+    alone, shared = lines_of(one)[0], lines_of(two)[0]
+    names = ["discrepancy", "closed_matched", "memory", "clusters", "matched"]
+    assert alone["clusters"] > 1 and alone["matched"] > 0
+    assert [shared[name] for name in names] == pytest.approx([alone[name] for name in names], rel=1e-4)
+    assert set(answers(two)) == set(answers(one))
 
 
 def test_names_of_target_folders_change_no_weight(folders: GlyphFolders, tmp_path: Path) -> None:
@@ -127,7 +170,9 @@ def test_odd_targets_and_sources_train_to_the_end(folders: GlyphFolders, tmp_pat
             path.unlink()
         changes |= {"source": source, "min_images_per_class": 1}
     assert run_here(arguments(folders, tmp_path / "run", **changes)) == 0
-    assert "accuracy" in last_step(tmp_path / "run")
+    metrics = last_step(tmp_path / "run")
+    assert metrics["accuracy"] is not None
+    assert (metrics["hos"] is None) == (kind != "only unknowns" or metrics["known"] is None)
     assert len(answers(tmp_path / "run")) == each * len(classes)
 
 
@@ -135,7 +180,7 @@ def test_odd_targets_and_sources_train_to_the_end(folders: GlyphFolders, tmp_pat
     ("changes", "said"),
     [
         ({"batch_size": 1}, "--batch-size 1 is one image in each process, and dcc normalises over its images"),
-        ({"warm_up": 16}, "--warm-up 16: the last clustering of 16 steps is after 15"),
+        ({"warm_up": 16}, "--warm-up 16: the last clustering that 16 steps learn from is after 15"),
         ({"images_per_class": 1}, "--images-per-class is 1: it must be 2 or more"),
     ],
 )

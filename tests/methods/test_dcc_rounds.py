@@ -98,7 +98,9 @@ def test_a_warm_up_without_a_clustering_behind_it_is_refused(
     if last is None:
         method.begin(steps, seed=0)
         return
-    with pytest.raises(UserError, match=f"--warm-up {warm_up}: .* {steps} steps is after {last}, .* to {last} or less"):
+    with pytest.raises(
+        UserError, match=f"--warm-up {warm_up}: .* {steps} steps .* is after {last}, .* to {last} or less"
+    ):
         method.begin(steps, seed=0)
 
 
@@ -106,8 +108,8 @@ def test_a_warm_up_without_a_clustering_behind_it_is_refused(
 
 
 def train_on(method: DCC, seen: Seen, batches: Batches) -> dict[str, Tensor]:
-    """Two rounds and a step of each; every loss is finite."""
-    for step in (0, 20):
+    """Three rounds, of which the last may go on from the memory, and a step of each; every loss is finite."""
+    for step in (0, 20, 40):
         method.on_round(step, seen)
         method.train()
         losses = method(*with_extras(method, batches, step), step)
@@ -152,7 +154,16 @@ def test_target_images_that_are_all_the_same(method: DCC, batches: Batches) -> N
 
 @pytest.mark.parametrize("target", [[4, 5], [0, 1, 2, 3]])
 def test_a_target_of_unknowns_only_or_of_none(method: DCC, batches: Batches, target: list[int]) -> None:
-    assert "memory" in train_on(method, scene([0, 1, 2, 3], target), batches)
+    seen = scene([0, 1, 2, 3], target)
+    assert "memory" in train_on(method, seen, batches)
+    method.on_round(60, seen)
+    with torch.no_grad():
+        refused = method.decide(method.score(seen.domains["target"])) == CLASSES
+    assert refused.tolist() == [bool(method.matched_class[k] < 0) for k in method.assignment]
+    if target == [4, 5]:  # no class is near: they fall into clusters too small to be matched
+        assert refused.all()
+    else:
+        assert method.groups().classes == [0, 1, 2, 3] and not refused.any()
 
 
 def test_a_source_class_with_one_image(method: DCC, batches: Batches) -> None:
@@ -170,3 +181,15 @@ def test_more_clusters_at_once_than_classes_allow(toy_backbone: nn.Module, batch
     source, target = batches
     train_on(method, scene([0, 1], [0, 1, 2, 3, 4, 5]), (source._replace(labels=source.labels % 2), target))
     assert len(method.groups().clusters) == 9
+
+
+def test_in_16_bits_losses_memory_and_scores_are_float32(method: DCC, batches: Batches) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        method.on_round(0, scene([0, 1, 2, 3], [0, 1, 2, 4, 5]))
+        losses = method(*with_extras(method, batches, 1), 1)
+        scores = method.eval().score(torch.randn(3, NECK))
+    assert set(losses) == {"closed", "discrepancy", "closed_matched", "memory"}
+    assert all(loss.dtype == torch.float32 and loss.isfinite() for loss in losses.values())
+    assert {tensor.dtype for tensor in (method.memory, scores.logits, scores.unknown)} == {torch.float32}
+    torch.stack(list(losses.values())).sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in method.bottleneck.parameters())

@@ -23,10 +23,9 @@ class Answers:
     unknown_score: Tensor  # (N,) float32, higher is more unknown
 
 
-@torch.inference_mode()
-def answer_batch(method: Method, images: Tensor) -> Answers:
-    """(B, 3, H, W) → answers, still on the device."""
-    scores = method.score(method.features(images))
+def answer_batch(method: Method, features: Tensor) -> Answers:
+    """(B, d) → answers, still on the device."""
+    scores = method.score(features)
     probability, closed = scores.logits.softmax(dim=1).max(dim=1)
     return Answers(method.decide(scores), closed, probability, scores.unknown)
 
@@ -38,8 +37,13 @@ def answer_pixels(
     fabric: Fabric,
     batch_size: int = 64,
     visible: bool = True,
+    features: Tensor | None = None,
 ) -> Answers:
-    """Answers for all images, in order. Several processes share the work; each ends up with all answers."""
+    """Answers for all images, in order. Several processes share the work; each ends up with all answers.
+
+    Args:
+        features: (N, d) of the images, where they have been computed already.
+    """
     count, processes = len(pixels), fabric.world_size
     share = -(-count // processes)  # all the same length, so that they can be gathered: the surplus is cut off below
     mine = np.arange(fabric.global_rank * share, (fabric.global_rank + 1) * share) % count
@@ -48,9 +52,12 @@ def answer_pixels(
     parts = []
     with progress("answering", share, visible=visible and fabric.is_global_zero) as report:
         for start in range(0, share, batch_size):
-            images = inputs.test_view(pixels, mine[start : start + batch_size])
-            with fabric.autocast():
-                parts.append(answer_batch(method, images))
+            index = mine[start : start + batch_size]
+            with fabric.autocast(), torch.inference_mode():
+                if features is None:
+                    parts.append(answer_batch(method, method.features(inputs.test_view(pixels, index))))
+                else:
+                    parts.append(answer_batch(method, features[torch.from_numpy(index).to(features.device)]))
             report(min(start + batch_size, share), "")
     method.train(was_training)
 

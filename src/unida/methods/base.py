@@ -79,6 +79,7 @@ class Method(nn.Module):
     default_lr: float = 0.01  # of new layers, where the user says nothing (OVANet)
     unknown_threshold: float = 0.5  # an image whose unknown score is above is unknown
     round_every: int = 0  # steps between two calls of `on_round`; 0: never
+    round_at_end: bool = False  # one more after the last step, where answers hang on what a round finds
     turns: tuple[str, ...] = ("goal",)  # a step's updates, one after the other, each with an optimiser of its own
     pretext: InstanceCount | None = None  # a task whose batches the loop is to make
     looks_at_target_batch: bool = True  # losses are made of the target batch's images, not only of requested ones
@@ -121,9 +122,10 @@ class Method(nn.Module):
         raise NotImplementedError  # abstract
 
     def on_round(self, step: int, sweep: Sweep) -> None:
-        """Work over all images before step 0 and every `round_every` steps: clustering, memories.
+        """Work over all images before the first step and after every `round_every` steps: clustering, memories.
 
-        What it learns must live in buffers, so that a checkpoint holds it.
+        What it learns must live in buffers, so that a checkpoint holds it. After the first step it may change how
+        features are scored, but not the features: an evaluation right after it takes those that it has seen.
 
         Args:
             sweep: `sweep("source")` and `sweep("target")` give the (N, d) features of all images of a domain.

@@ -3,7 +3,7 @@
     f: backbone → Linear → BatchNorm, the "neck" feature       classifier: f → C, with a bias
     M: a memory of target prototypes, one unit vector per cluster
 
-    before the first step, and fifteen times in a run:
+    before the first step, and fifteen times in a run, the last time after its last step:
         cluster the target for growing K, and keep the K whose clusters agree best with the source's classes
         a class and a cluster that are each other's nearest are matched; M ← the clusters' centres
     every step:
@@ -20,7 +20,9 @@ memory loss's temperature: above ½ exactly if the unmatched one is nearer.
 
 Differences from the released code: it can draw a class twice into one batch and then push it away from itself; here the
 classes of a batch differ, and there are fewer if fewer are matched. It keeps 10 logits without images in Office-31's
-open-set setting, and reports an HOS of 0 where every cluster is matched; here neither. Its ramp and learning rate are
+open-set setting; here there are none. Where every cluster is matched, it reports an HOS of 0; here there is no HOS if
+the target has no unknown images, and 0 only if it has some and none was refused. On VisDA and DomainNet it clusters by
+spherical k-means (faiss); here k-means is the same for all, on unit features. Its ramp and learning rate are
 cut off after 3,000 steps; here they are stretched to the run's length and end at the same values. k-means is seeded
 otherwise (`unida.clustering`). It resizes the short side: `--resize short`.
 """
@@ -96,10 +98,11 @@ class DCC(Method):
     paper = "Li et al., Domain Consensus Clustering, CVPR 2021"
     settings = "CDA, PDA, OSDA, UniDA"
     Options = DCCOptions
-    default_lr = 1e-3  # the backbone's is a tenth of it: DCC's code has η = 1e-4 for Office-31, and 10 η for new layers
+    default_lr = 1e-3  # 10 η; the backbone's is η = 1e-4 (DCC's code: Office-31; Office-Home and DomainNet have 1e-3)
 
     balanced_source = False
     looks_at_source = True
+    round_at_end = True  # it answers by its clusters: they are to be those of the last weights (DCC's code)
     looks_at_target_batch = False  # its images of the target are those that it requests
     normalises_batches = True
     lr_decay = 3.0  # (1 + 10 t/10,000)^−0.75 up to t = 3,000 (DCC's code)
@@ -136,8 +139,8 @@ class DCC(Method):
         last, warm_up = (steps - 1) // self.round_every * self.round_every, self.options.warm_up
         if last < warm_up:
             raise UserError(
-                f"--warm-up {warm_up}: the last clustering of {steps} steps is after {last}, so that there would be "
-                f"none: lower it to {last} or less, or train for more --steps"
+                f"--warm-up {warm_up}: the last clustering that {steps} steps learn from is after {last}, so that "
+                f"there would be none: lower it to {last} or less, or train for more --steps"
             )
 
     def features(self, images: Tensor) -> Tensor:
@@ -286,8 +289,8 @@ def _some_of_each(groups: list[np.ndarray], count: int, draw: np.random.Generato
 def _refuse_bad_numbers(options: DCCOptions) -> None:
     least = {
         "bottleneck": 1,
-        "classes_per_batch": 1,
-        "images_per_class": 2,  # BatchNorm needs two, and a class that is alone in a batch is a batch
+        "classes_per_batch": 2,  # BatchNorm needs images that differ, and a cluster may hold but one
+        "images_per_class": 2,  # and two in any case: a class that is alone in a batch is a batch
         "cluster_interval": 1,
         "clusters_per_class": 1,
         "cluster_every": 0,

@@ -90,6 +90,7 @@ class SPA(Method):
         self.looks_at_source = self.base.looks_at_source or found_before
         prepares = found_before or (self.pretext is not None and bins == "auto")
         self.round_every = self.base.round_every or (ONCE if prepares else 0)
+        self.round_at_end = self.base.round_at_end
         self._joint = options.spa_updates == "joint"
         self._learns = self.pretext is not None or options.spa_entropy == "on"
         in_turns = self._learns and not self._joint and any(self.parameter_groups("pretext"))

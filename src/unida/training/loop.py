@@ -146,6 +146,7 @@ class _Looking:
 
     def __init__(self, method: Method, stream: BatchStream) -> None:
         self.method, self.stream = method, stream
+        self.target_features: Tensor | None = None  # of all images, if they were asked for
 
     @property
     def source_labels(self) -> Tensor:
@@ -156,7 +157,10 @@ class _Looking:
     ) -> Tensor:
         pixels = (self.stream.source if domain == "source" else self.stream.target).pixels
         count = len(pixels) if limit is None else min(limit, len(pixels))
-        return over_test_views(compute or self.method.features, pixels, self.stream.inputs, count)
+        found = over_test_views(compute or self.method.features, pixels, self.stream.inputs, count)
+        if domain == "target" and compute is None and limit is None:
+            self.target_features = found
+        return found
 
     def pretext(self, domain: Domain, batches: int) -> Iterator[PretextBatch]:
         for number in range(batches):
@@ -203,6 +207,7 @@ class Training:
         self.metrics = MetricsLog(folder, self.done) if fabric.is_global_zero else None
         self.started = time.monotonic()
         self.seconds = 0.0  # spent in steps and rounds by this process, without evaluation and checkpoints
+        self._swept: Tensor | None = None  # the target's features, from a round after the last step so far
         self.images_of_step = 0
         self.images_here = 0  # shown to the network in these seconds, by all processes
 
@@ -219,11 +224,13 @@ class Training:
         with _stop_requested() as stop, progress("training", self.steps, self.done, visible) as report:
             while self.done < self.steps:
                 start = time.perf_counter()
-                if self.method.round_every and self.done % self.method.round_every == 0:
+                if self.done == 0 and self.method.round_every:
                     self._round()
                 losses = self._step(self.done)
                 self.done += 1
                 note = self._log(losses) if self._logging_now(self.done) else None
+                if self._round_now():  # before evaluation and checkpoint, which go by what it finds
+                    self._round()
                 self.seconds += time.perf_counter() - start
                 self.images_here += self.images_of_step
                 if note is not None:
@@ -236,11 +243,22 @@ class Training:
                 if stopping and self.done < self.steps:
                     raise Interrupted(f"stopped after step {self.done} of {self.steps}; the run is saved")
 
+    def features_of(self, pixels: Pixels) -> Tensor | None:
+        """(N, d) of these images, if a round has just computed them for clustering: evaluation need not do it again.
+
+        Several processes share the work of evaluation, in other batches: then a resumed run would have other last bits.
+        """
+        if self._swept is None or self.fabric.world_size > 1:
+            return None
+        theirs, ours = ([file.digest for file in p.files] for p in (pixels, self.stream.target.pixels))
+        return self._swept if theirs == ours else None
+
     def images_per_second(self) -> float:
         """Images and mosaics that steps of all processes show to the network; those of rounds are not counted."""
         return self.images_here / self.seconds if self.seconds else 0.0
 
     def _step(self, step: int) -> dict[str, Tensor]:
+        self._swept = None
         batch = self.stream.batch(step, self.method.requests(step))
         self.images_of_step = images_shown(self.method, *batch, self.fabric.world_size)
         losses: dict[str, Tensor] = {}
@@ -265,13 +283,21 @@ class Training:
         self.method.zero_grad(set_to_none=True)  # all: a turn's gradients reach parameters that are not its own
         return {name: loss.detach() for name, loss in losses.items()}
 
+    def _round_now(self) -> bool:
+        every = self.method.round_every
+        if self.done == self.steps:
+            return every > 0 and self.method.round_at_end
+        return every > 0 and self.done % every == 0
+
     @torch.no_grad()
     def _round(self) -> None:
         """Every process does it all. They start from the same statistics, and go on with the main one's findings."""
         self.method.eval()
         share_buffers(self.fabric, self.method)
+        sweep = _Looking(self.method, self.stream)
         with self.fabric.autocast():
-            self.method.on_round(self.done, _Looking(self.method, self.stream))
+            self.method.on_round(self.done, sweep)
+        self._swept = sweep.target_features
         share_buffers(self.fabric, self.method)
         share_parameters(self.fabric, self.method)
         self.method.train()
