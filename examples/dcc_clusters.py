@@ -110,12 +110,12 @@ class Clustering:
 HEADING = ["clusters", "classes", "found", "found, astray", "missed", "false"]
 HEADING += ["purity", "lowest", "known lost", "unknown let in"]
 EXPLAINED = """\
-*clusters* of the target, against its true *classes*. Of the shared classes: those *found* (matched to a cluster), those
-of them *astray* (the cluster is mostly another class), and those *missed*; *false*: matched classes that the target
-does not have. *Purity*: the share of a cluster's most frequent class, mean and *lowest* of the clusters. *Known lost*:
-images of shared classes in unmatched clusters; *unknown let in*: images of other classes in matched ones. Shares are in
-per cent; lost and let in are the clustering's: the answers come from the prototypes, which move on after it.
-The target's true classes are used for this analysis only; no run saw them."""
+*clusters* of the target, of each seed, against its true *classes*; all else is averaged over seeds. Of the shared
+classes: those *found* (matched to a cluster), those of them *astray* (the cluster is mostly another class), and those
+*missed*; *false*: matched classes that the target does not have. *Purity*: the share of a cluster's most frequent
+class, mean and *lowest* of the clusters. *Known lost*: images of shared classes in unmatched clusters; *unknown let
+in*: images of other classes in matched ones. Shares are in per cent. The target's true classes are used for this
+analysis only; no run saw them."""
 
 
 def main() -> None:
@@ -199,20 +199,23 @@ def true_classes(root: Path, domain: str, setting: str) -> list[str]:
 
 
 def report(clusterings: list[Clustering]) -> str:
-    """One setting: a line for each run, one for the mean of each method, and what goes wrong most."""
+    """One setting: a line for each pair, one for the mean of each method, and what goes wrong most."""
     lines, failures = [], []
     for method in dict.fromkeys(c.method for c in clusterings):
         mine = [c for c in clusterings if c.method == method]
-        for c in mine:
-            numbers = c.numbers()
-            cells = [f"{n:.0f}" for n in numbers[:6]] + [f"{n:.1f}" for n in numbers[6:]]
-            lines.append([method, c.pair.replace(":", "→"), str(c.seed), *cells])
-        means = map(statistics.mean, zip(*(c.numbers() for c in mine), strict=True))
-        lines.append([f"{method}, mean", "", f"n = {len(mine)}", *(f"{n:.1f}" for n in means)])
+        for pair in dict.fromkeys(c.pair for c in mine):
+            of_pair = [c for c in mine if c.pair == pair]
+            each_seed = ", ".join(str(len(c.clusters)) for c in of_pair)
+            lines.append([method, pair.replace(":", "→"), each_seed, *means(of_pair)[1:]])
+        lines.append([f"{method}, mean of {len(mine)} runs", "", *means(mine)])
         failures += [f"- {method}: {failure}" for failure in most_frequent_failures(mine)]
-    table = markdown(["method", "pair", "seed", *HEADING], lines)
+    table = markdown(["method", "pair", *HEADING], lines)
     heading = f"### DCC's clusters, {NAMES[clusterings[0].setting]}"
     return "\n".join([heading, "", table, "", "The most frequent failures:", "", *failures])
+
+
+def means(clusterings: list[Clustering]) -> list[str]:
+    return [f"{statistics.mean(n):.1f}" for n in zip(*(c.numbers() for c in clusterings), strict=True)]
 
 
 def most_frequent_failures(clusterings: list[Clustering]) -> list[str]:
