@@ -33,7 +33,7 @@ from unida.data.glyphs import CLASSES, draw
 from unida.data.sampling import generator
 from unida.methods.ovanet import OVANet, OVANetOptions
 from unida.models.backbone import create_backbone
-from unida.training.loop import BatchStream
+from unida.training.batches import BatchStream
 from unida.training.memory import keep_freed_memory
 from unida.training.optim import build_optimiser, set_learning_rate
 

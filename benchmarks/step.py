@@ -38,7 +38,7 @@ from unida.data.folders import scan
 from unida.data.sampling import generator, torch_seed
 from unida.methods.ovanet import OVANet, OVANetOptions
 from unida.models.backbone import create_backbone
-from unida.training.loop import BatchStream
+from unida.training.batches import BatchStream
 from unida.training.memory import keep_freed_memory
 from unida.training.optim import build_optimiser, inverse_decay, set_learning_rate
 

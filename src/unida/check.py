@@ -25,7 +25,7 @@ from unida.pretext.instance_count import PretextBatch
 from unida.processes import open_fabric
 from unida.progress import duration
 from unida.runfolder import complete
-from unida.training.loop import images_shown
+from unida.training.batches import images_shown
 from unida.training.memory import keep_freed_memory
 from unida.training.optim import build_optimisers
 

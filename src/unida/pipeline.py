@@ -31,8 +31,9 @@ from unida.models.shelf import stem_of
 from unida.processes import main_process_first, open_fabric, share_buffers, told_by_main_process
 from unida.runfolder import Claim, claim_folder, is_finished, keep_config
 from unida.summary import describe_end, describe_start, summary_line, write_metrics, write_skipped
+from unida.training.batches import BatchStream
 from unida.training.logging import logging_to
-from unida.training.loop import BatchStream, Training
+from unida.training.loop import Training
 from unida.training.memory import keep_freed_memory, peak_memory_bytes
 
 log = logging.getLogger("unida")

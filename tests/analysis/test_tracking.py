@@ -20,7 +20,7 @@ from unida.methods.base import Method
 from unida.methods.spa import SPA
 from unida.modelfile import build_method
 from unida.runfolder import complete
-from unida.training import loop
+from unida.training import batches
 
 CPU = torch.device("cpu")
 Domains = tuple[Source, Target, Truth]
@@ -61,7 +61,7 @@ def measure(names: tuple[str, ...], domains: Domains, method: Method) -> dict[st
 def test_the_measures_are_of_the_methods_features_and_its_words(
     domains: Domains, method: Method, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "SWEEP_BATCH", 7)  # 20 and 25 images: the last batch is a part
+    monkeypatch.setattr(batches, "SWEEP_BATCH", 7)  # 20 and 25 images: the last batch is a part
     source, _, truth = domains
     found = measure(("dis", "pas", "ntr"), domains, method)
     assert list(found) == ["dis", "pas", "ntr"]

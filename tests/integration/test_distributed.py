@@ -28,8 +28,8 @@ from unida.data.domains import Source, Target
 from unida.data.folders import labelled_by_folder, scan
 from unida.data.glyphs import GlyphFolders, write_glyphs
 from unida.pretext.instance_count import InstanceCount
+from unida.training.batches import BatchStream
 from unida.training.checkpoint import read_metadata
-from unida.training.loop import BatchStream
 
 # 21 target images: two processes answer 11 each, and the surplus one must not count twice.
 OPTIONS = {"backbone": "test_vit", "batch_size": 6, "steps": 12, "eval_every": 5, "checkpoint_every": 5}

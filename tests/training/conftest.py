@@ -16,7 +16,8 @@ from unida.data.cache import Pixels, decode_in_memory
 from unida.data.domains import Source, Target
 from unida.data.folders import scan
 from unida.methods.base import Method
-from unida.training.loop import BatchStream, Training
+from unida.training.batches import BatchStream
+from unida.training.loop import Training
 
 
 @pytest.fixture(scope="session")

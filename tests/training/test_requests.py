@@ -15,7 +15,8 @@ from unida.data.cache import Pixels
 from unida.data.domains import Source, Target
 from unida.methods.base import Requests, SourceBatch, Sweep, TargetBatch
 from unida.pretext.instance_count import PretextBatch
-from unida.training.loop import BatchStream, Training, images_shown
+from unida.training.batches import BatchStream, images_shown
+from unida.training.loop import Training
 
 StartRun = Callable[..., Training]
 

@@ -4,10 +4,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from unida.config import Config, config_from_options
 from unida.methods.base import Method, SourceBatch, TargetBatch
+from unida.training.loop import Training
+
+StartRun = Callable[..., Training]
 
 
 class Tiny(Method):
@@ -35,3 +39,8 @@ def make_method(kind: Callable[[], Method] = Tiny) -> Method:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return kind()
+
+
+def saved_weights(training: Training) -> dict[str, Tensor]:
+    tensors = load_file(training.checkpoint)
+    return {k.removeprefix("method/"): v for k, v in tensors.items() if k.startswith("method/")}

@@ -25,7 +25,7 @@ from unida.errors import UserError
 from unida.evaluation.truth import Truth
 from unida.methods.base import Method
 from unida.methods.spa import SPA
-from unida.training.loop import over_test_views
+from unida.training.batches import over_test_views
 
 IMAGES = 300  # of each domain, so that a measure takes seconds
 IMAGES_PER_CLASS = 5  # of the source, where that is more: the probe of NTR must know every class

@@ -1,0 +1,89 @@
+"""Rounds: looks at all images between steps and at the end, and what an evaluation takes from them."""
+
+import pytest
+import torch
+from tiny_training import StartRun, Tiny, saved_weights
+from torch import Tensor
+
+from unida.methods.base import SourceBatch, Sweep, TargetBatch
+from unida.training.batches import over_test_views
+
+
+class Rounds(Tiny):
+    """Remembers when it was called and what it was given."""
+
+    round_every = 5
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(4))
+        self.called: list[int] = []
+
+    def on_round(self, step: int, sweep: Sweep) -> None:
+        assert not torch.is_grad_enabled() or not sweep("target").requires_grad
+        self.called.append(step)
+        self.centre = sweep("source").mean(dim=0) + sweep("target").mean(dim=0)
+
+    def training_step(self, source: SourceBatch, target: TargetBatch, step: int) -> dict[str, Tensor]:
+        losses = super().training_step(source, target, step)
+        losses["pull"] = 0.1 * (self.features(target.images) - self.centre).square().mean()
+        return losses
+
+
+class RoundsAtEnd(Rounds):
+    round_at_end = True
+
+
+class DiesAfterARound(Rounds):
+    def training_step(self, source: SourceBatch, target: TargetBatch, step: int) -> dict[str, Tensor]:
+        if step == 8:
+            raise KeyboardInterrupt
+        return super().training_step(source, target, step)
+
+
+@pytest.mark.parametrize("saved", [7, 5])
+def test_rounds_come_at_their_interval_and_a_resumed_run_ends_alike(start: StartRun, saved: int) -> None:
+    whole = start(kind=Rounds, folder="whole")
+    whole.run()
+    assert isinstance(whole.method, Rounds)
+    assert whole.method.called == [0, 5, 10]
+    with pytest.raises(KeyboardInterrupt):
+        start(kind=DiesAfterARound, folder="cut", checkpoint_every=saved).run()
+    rest = start(kind=Rounds, folder="cut")
+    assert rest.done == saved
+    rest.run()
+    assert isinstance(rest.method, Rounds)
+    assert rest.method.called == [10], "what the round of step 5 learnt came with the checkpoint"
+    expected = saved_weights(whole)
+    for name, tensor in saved_weights(rest).items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+@pytest.mark.parametrize(("steps", "called"), [(12, [0, 5, 10, 12]), (10, [0, 5, 10]), (3, [0, 3])])
+def test_a_round_at_the_end_is_of_the_last_weights(start: StartRun, steps: int, called: list[int]) -> None:
+    training = start(kind=RoundsAtEnd, steps=steps)
+    training.run()
+    method = training.method
+    assert isinstance(method, RoundsAtEnd)
+    assert method.called == called
+    centre = saved_weights(training)["centre"]  # found before the checkpoint was written
+    assert torch.equal(centre, method.centre)
+    method.eval()
+    stream = training.stream
+    with torch.no_grad():
+        means = [
+            over_test_views(method.features, d.pixels, stream.inputs).mean(dim=0)
+            for d in (stream.source, stream.target)
+        ]
+        features = over_test_views(method.features, stream.target.pixels, stream.inputs)
+    assert torch.equal(centre, means[0] + means[1])
+    known = training.features_of(stream.target.pixels)  # for an evaluation that comes next
+    assert known is not None and torch.equal(known, features)
+    assert training.features_of(stream.source.pixels) is None
+
+
+def test_features_that_a_later_step_has_made_old_are_not_handed_on(start: StartRun) -> None:
+    training = start(kind=Rounds, steps=6)
+    training.run()
+    assert isinstance(training.method, Rounds) and training.method.called == [0, 5]
+    assert training.features_of(training.stream.target.pixels) is None
