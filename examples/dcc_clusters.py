@@ -50,11 +50,9 @@ class Cluster:
     def name(self) -> str:
         return f"{self.matched}'s cluster" if self.matched else f"an unmatched cluster, mostly {self.most},"
 
-    @property
-    def foreign(self) -> Counter[str]:
-        """Images of other classes than the one it is named after."""
-        own = self.matched or self.most
-        return Counter({name: count for name, count in self.holds.items() if name != own})
+    def wrong(self, shared: set[str]) -> Counter[str]:
+        """Images that get a wrong answer for lying in it: unknown ones in a matched cluster, known ones in another."""
+        return Counter({name: count for name, count in self.holds.items() if (name in shared) != bool(self.matched)})
 
 
 @dataclass(frozen=True)
@@ -219,17 +217,17 @@ def means(clusterings: list[Clustering]) -> list[str]:
 
 
 def most_frequent_failures(clusterings: list[Clustering]) -> list[str]:
-    """Clusters with the most images of other classes; known classes most lost; classes most missed, and false."""
-    foreign: dict[str, Counter[str]] = {}  # of clusters by name, over all runs
+    """Clusters that give most images a wrong answer; known classes most lost; classes most missed, and false."""
+    wrong: dict[str, Counter[str]] = {}  # of clusters by name, over all runs
     runs: Counter[str] = Counter()
     for c in clusterings:
         for cluster in c.clusters:
-            foreign.setdefault(cluster.name, Counter()).update(cluster.foreign)
-        runs.update({cluster.name for cluster in c.clusters if cluster.foreign})
+            wrong.setdefault(cluster.name, Counter()).update(cluster.wrong(c.shared))
+        runs.update({cluster.name for cluster in c.clusters if cluster.wrong(c.shared)})
     told = []
-    for name, _ in Counter({name: counts.total() for name, counts in foreign.items()}).most_common(MOST_FREQUENT):
+    for name, _ in Counter({name: counts.total() for name, counts in wrong.items()}).most_common(MOST_FREQUENT):
         if runs[name]:
-            others = " and ".join(f"{other} ({n})" for other, n in foreign[name].most_common(2))
+            others = " and ".join(f"{other} ({n})" for other, n in wrong[name].most_common(2))
             told.append(f"{name} holds {others}, in {runs[name]} of {len(clusterings)} runs")
     lost: Counter[str] = Counter()
     for c in clusterings:
