@@ -30,6 +30,8 @@ METHODS = {  # a row of the table: options of `unida adapt`
     "ovanet+spa": SPA,
     "dcc": "--method dcc",
     "dcc+spa": "--method dcc --spa",
+    "dcc, faithful": "--method dcc --faithful",
+    "dcc, faithful, 10 unused logits": "--method dcc --faithful --unused-logits 10",  # OSDA, as released
     "ovanet+spa, null": f"{SPA} --spa.entropy off",  # the words in the feature, and no loss of SPA
     "ovanet+spa, words and pretext": f"{SPA} --spa.entropy off --spa.pretext on",
     "ovanet+spa, all": f"{SPA} --spa.pretext on",

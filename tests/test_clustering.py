@@ -258,18 +258,19 @@ def slow_consensus(
     """(class, cluster, score) of every pair, by loops."""
 
     def cosine(a: np.ndarray, b: np.ndarray) -> float:
-        return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+        return float(a @ b / max(np.linalg.norm(a), 1e-12) / max(np.linalg.norm(b), 1e-12))
 
     there_s = [c for c in range(len(classes)) if (labels == c).any() and classes[c].any()]
     there_t = [k for k in range(len(clusters)) if (assignment == k).any() and clusters[k].any()]
-    pairs = []
+    classes = np.where(np.isin(np.arange(len(classes)), there_s)[:, None], classes, 0)  # zeros are at a right angle
+    every, pairs = range(len(classes)), []
     for c in there_s:
         for k in there_t:
             best_cluster = max(there_t, key=lambda other: cosine(classes[c], clusters[other]))
-            best_class = max(there_s, key=lambda other: cosine(classes[other], clusters[k]))
+            best_class = max(every, key=lambda other: cosine(classes[other], clusters[k]))
             if (best_class, best_cluster) != (c, k):
                 continue
-            in_cluster = [max(there_s, key=lambda s: cosine(x, classes[s])) == c for x in target[assignment == k]]
+            in_cluster = [max(every, key=lambda s: cosine(x, classes[s])) == c for x in target[assignment == k]]
             in_class = [max(there_t, key=lambda t: cosine(x, clusters[t])) == k for x in source[labels == c]]
             pairs.append((c, k, float(np.mean(in_cluster) + np.mean(in_class)) / 2))
     return pairs
@@ -319,12 +320,13 @@ def test_no_pair_is_a_score_of_zero() -> None:
         assert result.pairs.shape == (0, 2) and result.scores.shape == (0,) and result.score == 0
 
 
-def test_a_class_without_images_attracts_nothing() -> None:
-    """Everything in the target is at an obtuse angle to the only real class, and so nearer to a row of zeros."""
+def test_a_class_without_images_attracts_what_is_at_an_obtuse_angle_and_never_matches() -> None:
+    """The target is at an obtuse angle to the only real class, and so nearer to a row of zeros."""
     source, target = torch.tensor([[1.0, 0.1], [1.0, -0.1]]), torch.tensor([[-0.2, 1.0], [-0.3, 1.0]])
-    labels, assignment = torch.tensor([1, 1]), torch.tensor([0, 0])
-    result = consensus(source, labels, source_centres(source, labels, 3), target, assignment, target[:1])
-    assert result.pairs.tolist() == [[1, 0]] and result.score == 1.0
+    assignment = torch.tensor([0, 0])
+    for labels, count, pairs in ((torch.tensor([0, 0]), 1, [[0, 0]]), (torch.tensor([1, 1]), 3, [])):
+        result = consensus(source, labels, source_centres(source, labels, count), target, assignment, target[:1])
+        assert result.pairs.tolist() == pairs and result.score == len(pairs)
 
 
 @pytest.mark.parametrize(

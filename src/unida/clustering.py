@@ -2,7 +2,8 @@
 
 The target is clustered with k-means for growing K. A target cluster and a source class match if each is the other's
 nearest; how far their images agree with that match is the consensus score, and it chooses K. Nothing here sees a target
-label. All work is done on the features' device, and depends on the features and a seed alone.
+label. Distances are computed on the features' device. On a CPU, the result depends on the features and a seed alone; on
+a GPU, sums of the same numbers in another order may differ in their last bits, and k-means may take another way.
 """
 
 from collections.abc import Sequence
@@ -105,7 +106,7 @@ def seedings(points: Tensor, counts: Sequence[int], seed: int) -> list[Tensor]:
     small = lloyd(points, spread_points(points, many, draw), SMALL_ITERATIONS)
     sizes = torch.bincount(small.assignment)
     counts = [min(count, len(sizes)) for count in counts]
-    merged = ward_groups(small.centres.double().cpu().numpy(), sizes.cpu().numpy(), set(counts))
+    merged = ward_groups(small.centres.cpu().double().numpy(), sizes.cpu().numpy(), set(counts))
     groups = {K: torch.from_numpy(merged[K]).to(points.device)[small.assignment] for K in merged}
     return [means(points, groups[K], K)[0] for K in counts]
 
@@ -124,12 +125,12 @@ def spread_points(points: Tensor, count: int, draw: np.random.Generator) -> Tens
     residual = torch.full_like(lengths, float("inf"))
     for position in draw.random(count - 1):
         residual = squared_distances(points, lengths, chosen[-1]).minimum(residual)
-        cumulative = residual.double().cumsum(dim=0)
+        cumulative = residual.cpu().double().cumsum(dim=0)  # device before dtype: some devices have no float64
         if not cumulative[-1] > 0:
             break
         # The first point whose cumulative share exceeds the position: never one at distance 0.
         index = torch.searchsorted(cumulative, position * cumulative[-1:], right=True)
-        chosen.append(points[index.clamp(max=len(points) - 1)][0])
+        chosen.append(points[min(int(index), len(points) - 1)])
     return torch.stack(chosen)
 
 
@@ -257,8 +258,8 @@ def consensus(
     class, and the images of the source class whose nearest target centre is the cluster. The consensus score is the
     mean over pairs, and 0 if there is none (the reference divides by zero).
 
-    A class or cluster without images never matches and is never the nearest. In the reference a class without images
-    is a centre of zeros, which is nearer (cosine 0) than every centre at an obtuse angle.
+    A class or cluster without images never matches. Such a cluster is never the nearest; such a class is a centre of
+    zeros, nearer (cosine 0) than every centre at an obtuse angle, as in the reference (DCC's `--unused-logits`).
 
     Args:
         source_features: (N_s, d), of any length.
@@ -273,18 +274,19 @@ def consensus(
     cluster_sizes = torch.bincount(target_assignment, minlength=K)
     classes, clusters = F.normalize(source_centres.float(), dim=1), F.normalize(target_centres.float(), dim=1)
     no_class = (class_sizes == 0) | ~classes.any(dim=1)
+    classes = classes.masked_fill(no_class[:, None], 0)
     no_cluster = (cluster_sizes == 0) | ~clusters.any(dim=1)
     never = float("-inf")
 
     similarity = classes @ clusters.T  # (C, K)
     to_cluster = similarity.masked_fill(no_cluster, never).argmax(dim=1)  # (C,)
-    to_class = similarity.masked_fill(no_class[:, None], never).argmax(dim=0)  # (K,)
+    to_class = similarity.argmax(dim=0)  # (K,)
     mutual = to_class[to_cluster] == torch.arange(C, device=to_class.device)
     matched = mutual & ~no_class & ~no_cluster[to_cluster]
 
     # An image agrees if its nearest centre in the other domain is the one its own group points to.
     nearest_cluster = (source_features.float() @ clusters.T).masked_fill(no_cluster, never).argmax(dim=1)
-    nearest_class = (target_features.float() @ classes.T).masked_fill(no_class, never).argmax(dim=1)
+    nearest_class = (target_features.float() @ classes.T).argmax(dim=1)
     source_agrees = share_of_each(nearest_cluster == to_cluster[source_labels], source_labels, class_sizes)
     target_agrees = share_of_each(nearest_class == to_class[target_assignment], target_assignment, cluster_sizes)
 

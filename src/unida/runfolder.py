@@ -126,7 +126,8 @@ def complete(config: Config, has_gpu: bool) -> Config:
         for name in ("source", "target", "root", "cache")
         if (path := getattr(data, name)) is not None
     }
-    lr = training.lr if training.lr is not None else METHODS[training.method].default_lr
+    method = METHODS[training.method]
+    lr = training.lr if training.lr is not None else method.default_lr
     weights = model.weights
     if weights is not None and weights != NO_WEIGHTS:
         weights = str(Path(weights).absolute())
@@ -141,7 +142,7 @@ def complete(config: Config, has_gpu: bool) -> Config:
         ),
         training=replace(
             training,
-            steps=training.steps or (10_000 if has_gpu else 300),
+            steps=training.steps or (method.default_steps if has_gpu else 300),
             lr=lr,
             backbone_lr=training.backbone_lr if training.backbone_lr is not None else 0.1 * lr,
         ),

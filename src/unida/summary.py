@@ -143,7 +143,7 @@ def method_lines() -> list[str]:
     """Every method: its paper, the settings it is for, and its own options with their defaults."""
     lines: list[str] = []
     for method in METHODS.values():
-        options = ", ".join(f"--{f.name.replace('_', '-')} {f.default}" for f in dataclasses.fields(method.Options))
+        options = ", ".join(map(_with_default, dataclasses.fields(method.Options)))
         lines += [
             f"{method.name}",
             f"  {method.title}",
@@ -153,3 +153,8 @@ def method_lines() -> list[str]:
             "",
         ]
     return [*lines, "What an option means: unida adapt --method NAME --help"]
+
+
+def _with_default(option: "dataclasses.Field[Any]") -> str:
+    flag = f"--{option.name.replace('_', '-')}"
+    return f"{flag} (off)" if option.default is False else f"{flag} {option.default}"

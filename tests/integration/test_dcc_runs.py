@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from test_distributed import answers, end_of
 from test_resume import assert_same_end
 from tiny_runs import (
+    ENVIRONMENT,
     adapt_arguments,
     all_weights,
     dying_at_the_first_checkpoint,
@@ -45,6 +47,9 @@ CHOICES = {
     "all": {"train": "all"},
     "tail": {"train": "tail"},
     "head": {"train": "head"},
+    "faithful": {"train": "head", "faithful": True, "unused_logits": 2},
+    "SPA, head": {"train": "head", "spa": True, "spa.vocabulary": 16},
+    "SPA, words alone": {"train": "tail", "spa": True, "spa.vocabulary": 16, "spa.entropy": "off"},
     "SPA, best": {"train": "tail", "spa": True, "spa.vocabulary": 16, "spa.pretext": "on", "spa.pool": 64},
     "SPA, paper": {"train": "all", "spa": True, "spa.preset": "paper", "spa.vocabulary": 16},
 }
@@ -106,8 +111,51 @@ def test_two_processes_agree_on_clusters_and_answers(folders: GlyphFolders, tmp_
         )
 
 
+# On the second process, what a round finds is spoilt; each writes what it goes on with.
+SPOILT = """
+import os, sys
+from safetensors.torch import save_file
+from unida.cli import main
+from unida.methods.dcc import DCC
+from unida.training.loop import Training
+
+rank, on_round, whole = int(os.environ.get("LOCAL_RANK", 0)), DCC.on_round, Training._round
+
+def spoilt_round(self, step, sweep):
+    on_round(self, step, sweep)
+    if rank:
+        self.memory.neg_()
+        self.matched_class.fill_(-1)
+        self.assignment = self.assignment.flip(0)
+
+def noted_round(self):
+    whole(self)
+    save_file(dict(self.method.named_buffers()), f"{os.environ['NOTES']}/{self.done}-{rank}.safetensors")
+
+DCC.on_round, Training._round = spoilt_round, noted_round
+main(sys.argv[1:])
+"""
+
+
+def test_all_processes_go_on_with_what_the_main_one_found(folders: GlyphFolders, tmp_path: Path) -> None:
+    script, notes = tmp_path / "spoilt.py", tmp_path / "notes"
+    script.write_text(SPOILT)
+    notes.mkdir()
+    words = arguments(folders, tmp_path / "two", devices=2, batch_size=8, steps=4)
+    environment = {**ENVIRONMENT, "NOTES": str(notes)}
+    process = start_process(words, entry=(str(script),), environment=environment, start_new_session=True)
+    code, printed = end_of(process)
+    assert code == 0, printed
+    assert sorted(path.stem for path in notes.iterdir()) == ["0-0", "0-1", "3-0", "3-1", "4-0", "4-1"]
+    for step in (0, 3, 4):
+        main, other = (load_file(notes / f"{step}-{rank}.safetensors") for rank in (0, 1))
+        assert main["memory"].any()
+        assert all(torch.equal(other[name], main[name]) for name in main)
+
+
 TWO = {
     "tail": {"train": "tail"},
+    "SPA": {"train": "tail", "spa": True, "spa.vocabulary": 16},
     "SPA in turns": {"train": "tail", "spa": True, "spa.preset": "paper", "spa.vocabulary": 16, "spa.pool": 64},
 }
 

@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -57,11 +57,17 @@ def run_here(arguments: list[str]) -> int:
     return 0
 
 
-def start_process(arguments: list[str], *launcher: str, **options: Any) -> "subprocess.Popen[str]":
+def start_process(
+    arguments: list[str],
+    *launcher: str,
+    entry: tuple[str, ...] = ("-m", "unida"),
+    environment: Mapping[str, str] = ENVIRONMENT,
+    **options: Any,
+) -> "subprocess.Popen[str]":
     """The real entry point, its output kept."""
-    command = [*(launcher or (sys.executable,)), "-m", "unida", *arguments]
+    command = [*(launcher or (sys.executable,)), *entry, *arguments]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, env=ENVIRONMENT, **pipes, **options)  # type: ignore[call-overload, no-any-return]
+    return subprocess.Popen(command, env=environment, **pipes, **options)  # type: ignore[call-overload, no-any-return]
 
 
 def model_hash(run: Path) -> str:

@@ -53,11 +53,11 @@ def gradients(value: Tensor, *inputs: Tensor) -> list[Tensor]:
     return list(torch.autograd.grad(value, inputs))
 
 
-@pytest.mark.parametrize("extra", [0, 1, 4])
+@pytest.mark.parametrize("extra", [-1, 0, 1, 4])  # −1: a class comes twice, and each time as a class of its own
 @pytest.mark.parametrize("shape", SHAPES)
 def test_value_and_gradient_are_the_slow_formula(shape: tuple[int, int, int], extra: int) -> None:
     source, target = made_up(shape)
-    matched = shape[0] + extra
+    matched = max(1, shape[0] + extra)
     fast = contrastive_domain_discrepancy(source, target, matched)
     slow = slow_cdd(source, target, matched)
     assert fast.shape == () and fast.dtype == torch.float64
@@ -146,9 +146,7 @@ def test_descent_pulls_the_domains_of_a_class_together() -> None:
     assert (source.mean(1) - target.mean(1)).norm(dim=1).mean() < gap / 2
 
 
-def test_a_repeated_class_and_wrong_shapes_are_refused() -> None:
+def test_wrong_shapes_are_refused() -> None:
     source, target = made_up((3, 2, 5))
-    with pytest.raises(ValueError, match="only 2 matched"):
-        contrastive_domain_discrepancy(source, target, 2)
     with pytest.raises(ValueError, match="must both be"):
         contrastive_domain_discrepancy(source, target[:2])

@@ -4,16 +4,19 @@ import dataclasses
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from tiny_dcc import Batches, made_up, scene, with_extras
 from torch import Tensor, nn
 
+from unida.clustering import search_number_of_clusters
 from unida.config import config_from_options
 from unida.errors import UserError
 from unida.losses.cdd import contrastive_domain_discrepancy
 from unida.losses.prototype_memory import memory_loss, update_memory
+from unida.methods import dcc
 from unida.methods.dcc import CLUSTERED, DCC, MATCHED, DCCOptions
 from unida.runfolder import complete
 from unida.training.optim import inverse_decay
@@ -76,11 +79,15 @@ def test_defaults_are_the_released_codes_for_office31() -> None:
         "cluster_interval": 2,
         "clusters_per_class": 3,
         "cluster_every": 0,
+        "faithful": False,
+        "unused_logits": 0,
         "warm_up": 0,
     }
     config = complete(config_from_options({"method": "dcc"}), has_gpu=False)
     assert (config.training.lr, config.training.backbone_lr) == pytest.approx((1e-3, 1e-4))
     assert complete(config_from_options({"method": "dcc", "lr": 0.5}), has_gpu=False).training.lr == 0.5
+    on_gpu = {name: complete(config_from_options({"method": name}), has_gpu=True) for name in ("dcc", "ovanet")}
+    assert {name: config.training.steps for name, config in on_gpu.items()} == {"dcc": 3000, "ovanet": 10_000}
     assert not DCC.balanced_source
     # 3,000 steps on a way of 10,000
     for step in (0, 700, 3000):
@@ -198,6 +205,50 @@ def test_fewer_classes_are_shown_if_fewer_are_matched(toy_backbone: nn.Module) -
     assert len(asked["source"][MATCHED]) == len(asked["target"][MATCHED]) == 3 * 3
     assert len(asked["target"][CLUSTERED]) == 5 * 3
     assert sorted(method.drawn(3).classes.tolist()) == [0, 1, 2]
+
+
+def test_faithful_batches_are_full_and_repeat_classes_and_clusters(toy_backbone: nn.Module, batches: Batches) -> None:
+    """Ten draws from three classes and from five clusters, each as likely as the others."""
+    method = made_up(toy_backbone, classes_per_batch=10, faithful=True)
+    assert method.requests(0) == {"source": {}, "target": {}}  # nothing to draw from yet
+    seen = scene([0, 1, 2, 3], [0, 1, 2, 4, 5])
+    method.on_round(0, seen)
+    classes, clusters = [], []
+    for step in range(200):
+        drawn, asked = method.drawn(step), method.requests(step)
+        assert len(asked["source"][MATCHED]) == len(asked["target"][MATCHED]) == len(asked["target"][CLUSTERED]) == 30
+        labels = seen.source_labels[asked["source"][MATCHED]].view(10, 3)
+        assert torch.equal(labels, torch.from_numpy(drawn.classes)[:, None].expand(10, 3))
+        classes += drawn.classes.tolist()
+        clusters += drawn.clusters.tolist()
+    for drawn_all, groups in ((classes, 3), (clusters, 5)):
+        counts = np.bincount(drawn_all)
+        assert len(counts) == groups and (abs(counts - 2000 / groups) < 150).all()
+    losses = method.training_step(*with_extras(method, batches, step=3), step=3)
+    assert all(loss.isfinite() for loss in losses.values())
+
+
+def test_unused_logits_are_learnt_from_and_counted_by_the_search_but_are_no_answer(
+    toy_backbone: nn.Module, batches: Batches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched: list[tuple[int, int]] = []
+
+    def noted(*arguments: Any, start: int, maximum: int, **options: Any) -> Any:
+        searched.append((start, maximum))
+        return search_number_of_clusters(*arguments, start=start, maximum=maximum, **options)
+
+    monkeypatch.setattr(dcc, "search_number_of_clusters", noted)
+    method = made_up(toy_backbone, unused_logits=3)
+    method.on_round(0, scene([0, 1, 2, 3], [0, 1, 2, 4, 5]))
+    assert searched == [(7, 21)] and len(method.memory) == 21
+    assert set(method.groups().classes) == {0, 1, 2}
+    source, target = batches
+    loss = method.training_step(*with_extras(method, batches, step=0), step=0)["closed"]
+    logits = method.classifier(method.features(source.images))
+    assert logits.shape[1] == 7
+    torch.testing.assert_close(loss, F.cross_entropy(logits, source.labels))
+    method.eval()
+    assert method.score(method.features(target.images)).logits.shape == (len(target.images), 4)
 
 
 def test_requests_are_a_function_of_seed_and_step(toy_backbone: nn.Module) -> None:

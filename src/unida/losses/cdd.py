@@ -21,13 +21,13 @@ def contrastive_domain_discrepancy(source: Tensor, target: Tensor, num_matched: 
     where M is the number of matched classes. A batch shows C of them, so the loss is smaller than a mean over the batch
     by design of the reference, and it can be negative. With M = 1 there is nothing to push apart: intra alone.
 
-    The reference fills a batch up with repeated classes when C exceeds M, and then pushes a class away from itself;
-    here the blocks of a batch are different classes, and C > M is an error.
+    Each block is a class of its own. The reference also has batches in which a class comes twice, and then pushes it
+    away from itself (DCC's `--faithful`).
 
     Args:
-        source: (C, n, d) features, n images of each of C different classes.
+        source: (C, n, d) features, n images of each of C classes.
         target: (C, n, d) features, of clusters matched to these classes, in the same order.
-        num_matched: M ≥ C; the classes of the batch unless told.
+        num_matched: M ≥ 1; the classes of the batch unless told.
 
     Returns:
         Scalar.
@@ -36,8 +36,6 @@ def contrastive_domain_discrepancy(source: Tensor, target: Tensor, num_matched: 
     M = C if num_matched is None else num_matched
     if source.shape != target.shape or source.ndim != 3:
         raise ValueError(f"source {tuple(source.shape)} and target {tuple(target.shape)} must both be (C, n, d)")
-    if M < C:
-        raise ValueError(f"{C} classes in the batch, but only {M} matched: a class must not come twice")
     mmd = class_pair_mmd(source, target)
     intra = mmd.diagonal().sum()
     if M == 1:

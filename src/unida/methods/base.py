@@ -77,6 +77,7 @@ class Method(nn.Module):
     Options: ClassVar[type[Any]]
 
     default_lr: float = 0.01  # of new layers, where the user says nothing (OVANet)
+    default_steps: int = 10_000  # with a GPU, where the user says nothing (OVANet)
     unknown_threshold: float = 0.5  # an image whose unknown score is above is unknown
     round_every: int = 0  # steps between two calls of `on_round`; 0: never
     round_at_end: bool = False  # one more after the last step, where answers hang on what a round finds

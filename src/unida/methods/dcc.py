@@ -18,13 +18,14 @@ training goes on without CDD. Before the first clustering (in a warm-up) the cla
 The unknown score is the softmax between two prototypes, the nearest unmatched one and the nearest matched one, at the
 memory loss's temperature: above ½ exactly if the unmatched one is nearer.
 
-Differences from the released code: it can draw a class twice into one batch and then push it away from itself; here the
-classes of a batch differ, and there are fewer if fewer are matched. It keeps 10 logits without images in Office-31's
-open-set setting; here there are none. Where every cluster is matched, it reports an HOS of 0; here there is no HOS if
-the target has no unknown images, and 0 only if it has some and none was refused. On VisDA and DomainNet it clusters by
-spherical k-means (faiss); here k-means is the same for all, on unit features. Its ramp and learning rate are
-cut off after 3,000 steps; here they are stretched to the run's length and end at the same values. k-means is seeded
-otherwise (`unida.clustering`). It resizes the short side: `--resize short`.
+Differences from the released code: it draws classes and clusters with repetition, and CDD then pushes a class away from
+itself; here those of a batch differ, and there are fewer if fewer are matched (`--faithful` for the other; the fact
+sheet has it only where fewer are matched, the code in nearly every batch). It keeps 10 logits without images in
+Office-31's open-set setting; here there are none (`--unused-logits 10`). Where every cluster is matched, it reports an
+HOS of 0; here there is no HOS if the target has no unknown images, and 0 only if it has some and none was refused. On
+VisDA and DomainNet it clusters by spherical k-means (faiss); here k-means is the same for all, on unit features. Its
+ramp and learning rate are cut off after 3,000 steps; here they are stretched to the run's length and end at the same
+values. k-means is seeded otherwise (`unida.clustering`). It resizes the short side: `--resize short`.
 """
 
 import logging
@@ -69,6 +70,10 @@ class DCCOptions:
     """The search ends at this many times the source's classes (DCC's code: 3 for Office-31, 5 for Office-Home)."""
     cluster_every: int = 0
     """Steps between two clusterings; 0: a fifteenth of the run, at least 10 (DCC's code: 200 of 3,000)."""
+    faithful: bool = False
+    """Draw a batch's classes and clusters with repetition, as DCC's code does: CDD then parts a class from itself."""
+    unused_logits: int = 0
+    """Classes without images beside the source's; the search counts them (DCC's code: 10 in Office-31's OSDA, or 0)."""
     warm_up: int = 0
     """Steps on the source alone; the next clustering ends them (DCC's code: 0 for Office-31, 400 for Office-Home)."""
 
@@ -85,10 +90,10 @@ class Groups(NamedTuple):
 class Drawn(NamedTuple):
     """A step's images: n of each class or cluster, one class after the other."""
 
-    classes: np.ndarray  # (P,) all different
+    classes: np.ndarray  # (P,) all different, unless it is faithful
     source: np.ndarray  # (P n,) indices
     target: np.ndarray  # (P n,)
-    clusters: np.ndarray  # (Z,) all different
+    clusters: np.ndarray  # (Z,) the same
     clustered: np.ndarray  # (Z n,)
 
 
@@ -100,6 +105,7 @@ class DCC(Method):
     Options = DCCOptions
     default_lr = 1e-3  # 10 η; the backbone's is η = 1e-4 (DCC's code: Office-31; Office-Home and DomainNet have 1e-3)
 
+    default_steps = 3_000  # (DCC's code)
     balanced_source = False
     looks_at_source = True
     round_at_end = True  # it answers by its clusters: they are to be those of the last weights (DCC's code)
@@ -120,11 +126,12 @@ class DCC(Method):
         self.bottleneck = nn.Sequential(
             nn.Linear(backbone.num_features, options.bottleneck), nn.BatchNorm1d(options.bottleneck)
         )
-        self.classifier = nn.Linear(options.bottleneck, num_classes)
+        self.num_logits = num_classes + options.unused_logits
+        self.classifier = nn.Linear(options.bottleneck, self.num_logits)
         for layer in backbone.modules():
             if isinstance(layer, nn.BatchNorm2d) and layer.affine:  # fixed, though statistics are the batch's
                 layer.requires_grad_(False)
-        self.max_clusters = max(options.clusters_per_class * num_classes, options.cluster_interval)
+        self.max_clusters = max(options.clusters_per_class * self.num_logits, options.cluster_interval)
         self.register_buffer("memory", torch.zeros(self.max_clusters, options.bottleneck))
         self.register_buffer("matched_class", torch.full((self.max_clusters,), NO_CLUSTER))
         self.register_buffer("assignment", torch.zeros(0, dtype=torch.int64))
@@ -195,16 +202,22 @@ class DCC(Method):
         return {"source": source, "target": target}
 
     def drawn(self, step: int) -> Drawn:
-        """Classes and clusters without repetition, images within each with repetition, as in DCC's code."""
+        """Images of a class or cluster are drawn with repetition, as in DCC's code."""
         groups, count, n = self.groups(), self.options.classes_per_batch, self.options.images_per_class
         draw = generator(self.seed, MATCHED, step)
-        places = draw.permutation(len(groups.classes))[:count]
+        places = self._some(len(groups.classes), count, draw)
         source = _some_of_each([groups.source[i] for i in places], n, draw)
         target = _some_of_each([groups.target[i] for i in places], n, draw)
         draw = generator(self.seed, CLUSTERED, step)
-        clusters = draw.permutation(len(groups.clusters))[:count]
+        clusters = self._some(len(groups.clusters), count, draw)
         clustered = _some_of_each([groups.clusters[k] for k in clusters], n, draw)
         return Drawn(np.array(groups.classes, dtype=np.int64)[places], source, target, clusters, clustered)
+
+    def _some(self, groups: int, count: int, draw: np.random.Generator) -> np.ndarray:
+        """Which of the groups a batch shows. DCC's code shuffles many copies of all: in effect, with repetition."""
+        if self.options.faithful and groups:
+            return draw.integers(groups, size=count)
+        return draw.permutation(groups)[:count]
 
     def groups(self) -> Groups:
         if self._groups is None:
@@ -242,7 +255,7 @@ class DCC(Method):
 
     def _cluster(self, source: Tensor, labels: Tensor, target: Tensor) -> tuple[Clusters, Consensus]:
         """With unit features: k-means with the K that consensus chooses, or from the memory once K is settled."""
-        centres = source_centres(source, labels, self.num_classes)
+        centres = source_centres(source, labels, self.num_logits)
         if self.settled:
             clusters = kmeans_from(target, self.memory[: len(self.groups().clusters)])
             return clusters, consensus(source, labels, centres, target, clusters.assignment, clusters.centres)
@@ -252,15 +265,15 @@ class DCC(Method):
             labels,
             centres,
             target,
-            start=interval if self.rounds else self.num_classes,
+            start=interval if self.rounds else self.num_logits,
             interval=interval,
-            maximum=self.options.clusters_per_class * self.num_classes,
+            maximum=self.options.clusters_per_class * self.num_logits,
             seed=self.seed,
         )
         return found.clusters, found.consensus
 
     def score(self, features: Tensor) -> Scores:
-        logits = self.classifier(features).float()
+        logits = self.classifier(features).float()[:, : self.num_classes]  # what is unused is no answer
         with torch.autocast(features.device.type, enabled=False):  # as the memory loss compares them
             cosines = F.normalize(features.float(), dim=1) @ self.memory.T
         never = float("-inf")
@@ -294,6 +307,7 @@ def _refuse_bad_numbers(options: DCCOptions) -> None:
         "cluster_interval": 1,
         "clusters_per_class": 1,
         "cluster_every": 0,
+        "unused_logits": 0,
         "warm_up": 0,
     }
     for name, number in least.items():
