@@ -4,8 +4,8 @@
     python examples/office31.py --root DIR --out runs/office31 --methods ovanet ovanet+spa --pairs A:D D:A
 
 A run that is finished is not run again, one that was killed goes on: call it again until the table is there. Two runs
-go side by side, one core each. The tables are written to OUT/results.md, and the numbers they are drawn from to
-OUT/results.csv (`office31_tables.py`, `readme_table.py`).
+go side by side, one core each. The tables are written to OUT/results.md. OUT/results.csv has a line for every finished
+run in OUT, whatever this call was for (`office31_tables.py`, `readme_table.py` draw from it).
 """
 
 import argparse
@@ -14,11 +14,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from office31_tables import MEASURED, PAIRS, Row, tables, write_rows
 
+Task = tuple[str, str, int, str]  # setting, pair, seed, method
 DOMAINS = {"A": "amazon", "D": "dslr", "W": "webcam"}
 
 SPA = "--method ovanet --spa"
@@ -41,15 +43,18 @@ METHODS = {  # a row of the table: options of `unida adapt`
     "ovanet+spa, paper, words and pretext": f"{PAPER} --spa.entropy off",
 }
 
+MAIN = ["source-only", "ovanet", "ovanet+spa", "dcc", "dcc+spa"]
+SETTINGS = ["unida", "osda"]
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, required=True, help="the folder that holds Office-31")
     parser.add_argument("--out", type=Path, default=Path("runs/office31"))
-    parser.add_argument("--methods", nargs="+", default=["source-only", "ovanet"], choices=METHODS, metavar="NAME")
+    parser.add_argument("--methods", nargs="+", default=MAIN, choices=METHODS, metavar="NAME")
     parser.add_argument("--against", default="ovanet", choices=METHODS, metavar="NAME", help="paired differences to it")
     parser.add_argument("--with-paper", action="store_true", help="rows with the numbers of SPA's paper")
-    parser.add_argument("--settings", nargs="+", default=["unida", "osda"])
+    parser.add_argument("--settings", nargs="+", default=SETTINGS)
     parser.add_argument("--pairs", nargs="+", default=list(PAIRS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--jobs", type=int, default=2, help="runs side by side")
@@ -58,25 +63,30 @@ def main() -> None:
     options = parser.parse_args()
     grid = list(itertools.product(options.settings, options.pairs, options.seeds, options.methods))
     if options.only_finished:
-        grid = [task for task in grid if (folder_of(task, options) / "metrics.json").exists()]
+        grid = finished(grid, options)
     if not grid:
         parser.error(f"--out {options.out} holds no finished run of these methods, settings, pairs and seeds")
     with ThreadPoolExecutor(options.jobs) as pool:
         rows = list(pool.map(lambda task: run(task, options), grid))
     options.out.mkdir(parents=True, exist_ok=True)
-    write_rows(rows, options.out / "results.csv")
+    every = itertools.product(dict.fromkeys([*SETTINGS, *options.settings]), PAIRS, options.seeds, METHODS)
+    write_rows([run(task, options) for task in finished(every, options)], options.out / "results.csv")
     text = tables(rows, [options.against], options.with_paper)
     (options.out / "results.md").write_text(text + "\n")
     print(text)
 
 
-def folder_of(task: tuple[str, str, int, str], options: argparse.Namespace) -> Path:
+def finished(tasks: Iterable[Task], options: argparse.Namespace) -> list[Task]:
+    return [task for task in tasks if (folder_of(task, options) / "metrics.json").exists()]
+
+
+def folder_of(task: Task, options: argparse.Namespace) -> Path:
     setting, pair, seed, method = task
     name = method.replace(", ", "-").replace(" ", "-")
     return options.out / f"{pair.replace(':', '')}-{setting}-{name}-{seed}"
 
 
-def run(task: tuple[str, str, int, str], options: argparse.Namespace) -> Row:
+def run(task: Task, options: argparse.Namespace) -> Row:
     """One run, unless it is there: its row of the table."""
     setting, pair, seed, method = task
     folder = folder_of(task, options)
