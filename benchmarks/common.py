@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 class Measure(NamedTuple):
     name: str
-    value: float
+    value: float | str
     unit: str
 
 
@@ -55,12 +55,16 @@ def report(measures: Sequence[Measure], path: Path, **facts: object) -> None:
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([*Measure._fields, *machine])
-        writer.writerows([m.name, f"{m.value:.4g}", m.unit, *machine.values()] for m in measures)
+        writer.writerows([m.name, shown(m.value), m.unit, *machine.values()] for m in measures)
     print(", ".join(f"{name} {value}" for name, value in machine.items()) + "\n")
     width = max(len(m.name) for m in measures)
     for m in measures:
-        print(f"{m.name:<{width}}  {m.value:>9.4g} {m.unit}")
+        print(f"{m.name:<{width}}  {shown(m.value):>9} {m.unit}")
     print(f"\nwritten to {path}")
+
+
+def shown(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.4g}"
 
 
 def cpu_model() -> str:
