@@ -233,8 +233,8 @@ def most_frequent_failures(clusterings: list[Clustering]) -> list[str]:
     for c in clusterings:
         for cluster in c.clusters:
             lost.update({name: n for name, n in cluster.holds.items() if name in c.shared and not cluster.matched})
-    missed = Counter(name for c in clusterings for name in c.shared - c.matched)
-    false = Counter(name for c in clusterings for name in c.matched - c.shared)
+    missed = Counter(name for c in clusterings for name in sorted(c.shared - c.matched))
+    false = Counter(name for c in clusterings for name in sorted(c.matched - c.shared))
     sums = {"known images lost": lost, "classes missed (runs)": missed, "classes falsely matched (runs)": false}
     for what, counts in sums.items():
         if counts:

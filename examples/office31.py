@@ -69,7 +69,9 @@ def main() -> None:
     with ThreadPoolExecutor(options.jobs) as pool:
         rows = list(pool.map(lambda task: run(task, options), grid))
     options.out.mkdir(parents=True, exist_ok=True)
-    every = itertools.product(dict.fromkeys([*SETTINGS, *options.settings]), PAIRS, options.seeds, METHODS)
+    ends = {path.parent.name.rpartition("-")[2] for path in options.out.glob("*/metrics.json")}
+    seeds = sorted(int(end) for end in ends if end.isdigit())
+    every = itertools.product(dict.fromkeys([*SETTINGS, *options.settings]), PAIRS, seeds, METHODS)
     write_rows([run(task, options) for task in finished(every, options)], options.out / "results.csv")
     text = tables(rows, [options.against], options.with_paper)
     (options.out / "results.md").write_text(text + "\n")

@@ -229,6 +229,6 @@ def test_every_method_is_described_with_its_options() -> None:
     text = "\n".join(method_lines())
     for method in METHODS.values():
         assert f"\n{method.name}\n  {method.title}\n  paper:    {method.paper}\n" in "\n" + text
-    assert "  options:  --rejection entropy, --threshold 0.5; --lr 0.01\n" in text
-    assert "  options:  --entropy-weight 0.1; --lr 0.01\n" in text
-    assert "--warm-up 0; --lr 0.001\n" in text
+    assert "  options:  --rejection entropy, --threshold 0.5; --lr 0.01, with a GPU --steps 10000\n" in text
+    assert "  options:  --entropy-weight 0.1; --lr 0.01, with a GPU --steps 10000\n" in text
+    assert "--faithful (off), --unused-logits 0, --warm-up 0; --lr 0.001, with a GPU --steps 3000\n" in text

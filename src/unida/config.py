@@ -97,8 +97,10 @@ class ModelOptions:
 class TrainingOptions:
     method: str = "ovanet"
     """One of those that `unida methods` lists."""
-    steps: Annotated[int | None, _shown("N", "(default: 10000 with a GPU, 300 without)")] = None
-    """Training steps; with a GPU, 10,000 (OVANet's paper) or DCC's 3,000 (its code), without one 300."""
+    steps: Annotated[
+        int | None, _shown("N", "(default: the method's own with a GPU, see: unida methods; 300 without)")
+    ] = None
+    """Training steps (OVANet's paper: 10,000; DCC's code: 3,000)."""
     batch_size: int = 36
     """Images of each domain in a step, over all processes (OVANet, DCC, UAN: 36)."""
     lr: Annotated[float | None, _shown("FLOAT", "(default: the method's own, see: unida methods)")] = None

@@ -149,7 +149,7 @@ def method_lines() -> list[str]:
             f"  {method.title}",
             f"  paper:    {method.paper}",
             f"  settings: {method.settings}",
-            f"  options:  {options}; --lr {method.default_lr}",
+            f"  options:  {options}; --lr {method.default_lr}, with a GPU --steps {method.default_steps}",
             "",
         ]
     return [*lines, "What an option means: unida adapt --method NAME --help"]

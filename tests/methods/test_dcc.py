@@ -231,16 +231,16 @@ def test_faithful_batches_are_full_and_repeat_classes_and_clusters(toy_backbone:
 def test_unused_logits_are_learnt_from_and_counted_by_the_search_but_are_no_answer(
     toy_backbone: nn.Module, batches: Batches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    searched: list[tuple[int, int]] = []
+    searched: list[tuple[int, int, int]] = []
 
     def noted(*arguments: Any, start: int, maximum: int, **options: Any) -> Any:
-        searched.append((start, maximum))
+        searched.append((start, maximum, len(arguments[2])))  # source features, labels, centres
         return search_number_of_clusters(*arguments, start=start, maximum=maximum, **options)
 
     monkeypatch.setattr(dcc, "search_number_of_clusters", noted)
     method = made_up(toy_backbone, unused_logits=3)
     method.on_round(0, scene([0, 1, 2, 3], [0, 1, 2, 4, 5]))
-    assert searched == [(7, 21)] and len(method.memory) == 21
+    assert searched == [(7, 21, 7)] and len(method.memory) == 21
     assert set(method.groups().classes) == {0, 1, 2}
     source, target = batches
     loss = method.training_step(*with_extras(method, batches, step=0), step=0)["closed"]

@@ -18,14 +18,14 @@ training goes on without CDD. Before the first clustering (in a warm-up) the cla
 The unknown score is the softmax between two prototypes, the nearest unmatched one and the nearest matched one, at the
 memory loss's temperature: above ½ exactly if the unmatched one is nearer.
 
-Differences from the released code: it draws classes and clusters with repetition, and CDD then pushes a class away from
-itself; here those of a batch differ, and there are fewer if fewer are matched (`--faithful` for the other; the fact
-sheet has it only where fewer are matched, the code in nearly every batch). It keeps 10 logits without images in
-Office-31's open-set setting; here there are none (`--unused-logits 10`). Where every cluster is matched, it reports an
-HOS of 0; here there is no HOS if the target has no unknown images, and 0 only if it has some and none was refused. On
-VisDA and DomainNet it clusters by spherical k-means (faiss); here k-means is the same for all, on unit features. Its
-ramp and learning rate are cut off after 3,000 steps; here they are stretched to the run's length and end at the same
-values. k-means is seeded otherwise (`unida.clustering`). It resizes the short side: `--resize short`.
+Differences from the released code: it draws classes and clusters with repetition (nearly every batch has some twice,
+not only where few are matched), and CDD then pushes a class away from itself; here those of a batch differ, and there
+are fewer if fewer are matched (`--faithful` for the other). It keeps 10 logits without images in Office-31's open-set
+setting; here there are none (`--unused-logits 10`). Where every cluster is matched, it reports an HOS of 0; here there
+is no HOS if the target has no unknown images, and 0 only if it has some and none was refused. On VisDA and DomainNet it
+clusters by spherical k-means (faiss); here k-means is the same for all, on unit features. Its ramp and learning rate
+are cut off after 3,000 steps; here they are stretched to the run's length and end at the same values. k-means is seeded
+otherwise (`unida.clustering`). It resizes the short side: `--resize short`.
 """
 
 import logging
