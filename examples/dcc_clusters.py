@@ -220,19 +220,18 @@ def most_frequent_failures(clusterings: list[Clustering]) -> list[str]:
     """Clusters that give most images a wrong answer; known classes most lost; classes most missed, and false."""
     wrong: dict[str, Counter[str]] = {}  # of clusters by name, over all runs
     runs: Counter[str] = Counter()
+    lost: Counter[str] = Counter()
     for c in clusterings:
         for cluster in c.clusters:
             wrong.setdefault(cluster.name, Counter()).update(cluster.wrong(c.shared))
+            if not cluster.matched:
+                lost.update(cluster.wrong(c.shared))
         runs.update({cluster.name for cluster in c.clusters if cluster.wrong(c.shared)})
     told = []
     for name, _ in Counter({name: counts.total() for name, counts in wrong.items()}).most_common(MOST_FREQUENT):
         if runs[name]:
             others = " and ".join(f"{other} ({n})" for other, n in wrong[name].most_common(2))
             told.append(f"{name} holds {others}, in {runs[name]} of {len(clusterings)} runs")
-    lost: Counter[str] = Counter()
-    for c in clusterings:
-        for cluster in c.clusters:
-            lost.update({name: n for name, n in cluster.holds.items() if name in c.shared and not cluster.matched})
     missed = Counter(name for c in clusterings for name in sorted(c.shared - c.matched))
     false = Counter(name for c in clusterings for name in sorted(c.matched - c.shared))
     sums = {"known images lost": lost, "classes missed (runs)": missed, "classes falsely matched (runs)": false}

@@ -18,7 +18,8 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from office31_tables import MEASURED, PAIRS, Row, tables, write_rows
+from office31_tables import MEASURED, PAIRS, SETTINGS, Row, tables, write_rows
+from office31_tables import METHODS as MAIN
 
 Task = tuple[str, str, int, str]  # setting, pair, seed, method
 DOMAINS = {"A": "amazon", "D": "dslr", "W": "webcam"}
@@ -43,18 +44,15 @@ METHODS = {  # a row of the table: options of `unida adapt`
     "ovanet+spa, paper, words and pretext": f"{PAPER} --spa.entropy off",
 }
 
-MAIN = ["source-only", "ovanet", "ovanet+spa", "dcc", "dcc+spa"]
-SETTINGS = ["unida", "osda"]
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, required=True, help="the folder that holds Office-31")
     parser.add_argument("--out", type=Path, default=Path("runs/office31"))
-    parser.add_argument("--methods", nargs="+", default=MAIN, choices=METHODS, metavar="NAME")
+    parser.add_argument("--methods", nargs="+", default=list(MAIN), choices=METHODS, metavar="NAME")
     parser.add_argument("--against", default="ovanet", choices=METHODS, metavar="NAME", help="paired differences to it")
     parser.add_argument("--with-paper", action="store_true", help="rows with the numbers of SPA's paper")
-    parser.add_argument("--settings", nargs="+", default=SETTINGS)
+    parser.add_argument("--settings", nargs="+", default=list(SETTINGS))
     parser.add_argument("--pairs", nargs="+", default=list(PAIRS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--jobs", type=int, default=2, help="runs side by side")

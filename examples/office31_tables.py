@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+METHODS = ("source-only", "ovanet", "ovanet+spa", "dcc", "dcc+spa")  # of the main table, without ablations
+SETTINGS = ("unida", "osda")
 PAIRS = ("A:D", "A:W", "D:A", "D:W", "W:A", "W:D")
 METRICS = ("hos", "hos_sample", "known", "unknown", "auroc")  # columns of the tables
 COMPARED = ("hos", "oscr", "auroc", "closed_accuracy")  # columns of the tables of differences

@@ -9,11 +9,9 @@ docs/office31.csv and call this.
 import argparse
 from pathlib import Path
 
-from office31_tables import NAMES, PAIRS, Row, averages, markdown, read_rows, spread
+from office31_tables import METHODS, NAMES, PAIRS, SETTINGS, Row, averages, markdown, read_rows, spread
 
 BEGIN, END = "<!-- office31: drawn by examples/readme_table.py -->", "<!-- office31: end -->"
-METHODS = ("source-only", "ovanet", "ovanet+spa", "dcc", "dcc+spa")  # not the ablations: docs/results.md has those
-SETTINGS = ("unida", "osda")
 
 
 def main() -> None:

@@ -104,8 +104,8 @@ class DCC(Method):
     settings = "CDA, PDA, OSDA, UniDA"
     Options = DCCOptions
     default_lr = 1e-3  # 10 η; the backbone's is η = 1e-4 (DCC's code: Office-31; Office-Home and DomainNet have 1e-3)
-
     default_steps = 3_000  # (DCC's code)
+
     balanced_source = False
     looks_at_source = True
     round_at_end = True  # it answers by its clusters: they are to be those of the last weights (DCC's code)

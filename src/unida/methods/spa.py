@@ -83,8 +83,7 @@ class SPA(Method):
         self.count.requires_grad_(self.pretext is not None)
         self.unknown_threshold = self.base.unknown_threshold
         self.balanced_source = self.base.balanced_source
-        self.default_lr, self.default_steps = self.base.default_lr, self.base.default_steps
-        self.lr_decay = self.base.lr_decay
+        self.default_lr, self.lr_decay = self.base.default_lr, self.base.lr_decay
         self.looks_at_target_batch = self.base.looks_at_target_batch or options.spa_entropy == "on"
         self._weighs_gap = options.spa_gap == "on" and options.spa_entropy == "on"
         found_before = options.spa_init == "kmeans" or options.spa_scale == "root" or self._weighs_gap
