@@ -30,8 +30,8 @@ from torch import Tensor
 from unida.clustering import centred, falls, lloyd, search_number_of_clusters, seedings, source_centres
 from unida.config import config_from_options
 from unida.data.augment import Preprocess
-from unida.data.cache import Pixels
 from unida.data.domains import open_domains
+from unida.data.pixels import Pixels
 from unida.models.backbone import Backbone, create_backbone
 
 DIM, BACKBONE = 256, "tf_efficientnet_lite0"

@@ -26,15 +26,15 @@ from torchvision import transforms
 
 from unida.config import Config, config_from_options
 from unida.data.augment import Preprocess
-from unida.data.cache import Pixels, open_pixels
 from unida.data.domains import Source, Target
 from unida.data.folders import scan
 from unida.data.glyphs import CLASSES, draw
-from unida.data.sampling import generator
+from unida.data.pixels import Pixels, open_pixels
 from unida.methods.ovanet import OVANet, OVANetOptions
 from unida.models.backbone import create_backbone
+from unida.support.memory import keep_freed_memory
+from unida.support.random import generator
 from unida.training.batches import BatchStream
-from unida.training.memory import keep_freed_memory
 from unida.training.optim import build_optimiser, set_learning_rate
 
 BATCH, SIZE, CROP = 36, 256, 224

@@ -17,7 +17,7 @@ from common import Measure, in_own_process, report, timed
 from data_path import BACKBONE, BATCH, CROP
 
 from unida.models.backbone import create_backbone
-from unida.training.memory import keep_freed_memory
+from unida.support.memory import keep_freed_memory
 
 REPEATS = 5
 

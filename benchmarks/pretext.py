@@ -21,14 +21,14 @@ from PIL import Image
 
 from unida.config import config_from_options
 from unida.data.augment import Preprocess
-from unida.data.cache import open_pixels
 from unida.data.folders import scan
 from unida.data.glyphs import write_glyphs
+from unida.data.pixels import open_pixels
 from unida.methods.base import SourceBatch, TargetBatch
-from unida.methods.spa_options import resolve
-from unida.modelfile import build_method
-from unida.pretext.instance_count import InstanceCount, assemble
-from unida.training.memory import keep_freed_memory
+from unida.methods.spa.options import resolve
+from unida.recipes.mosaic import InstanceCount, assemble
+from unida.runs.modelfile import build_method
+from unida.support.memory import keep_freed_memory
 from unida.training.optim import build_optimiser
 
 BATCH, CLASSES = 36, 20

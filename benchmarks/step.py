@@ -32,14 +32,14 @@ from torchvision.transforms import functional as pictures
 
 from unida.config import config_from_options
 from unida.data.augment import Preprocess, random_views
-from unida.data.cache import open_pixels
 from unida.data.domains import Source, Target
 from unida.data.folders import scan
-from unida.data.sampling import generator, torch_seed
+from unida.data.pixels import open_pixels
 from unida.methods.ovanet import OVANet, OVANetOptions
 from unida.models.backbone import create_backbone
+from unida.support.memory import keep_freed_memory
+from unida.support.random import generator, torch_seed
 from unida.training.batches import BatchStream
-from unida.training.memory import keep_freed_memory
 from unida.training.optim import build_optimiser, inverse_decay, set_learning_rate
 
 CLASSES, LR, BACKBONE_LR = 10, 0.001, 0.0001

@@ -24,7 +24,7 @@ from unida.data.domains import open_domains
 from unida.errors import UserError
 from unida.evaluation.truth import read_truth
 from unida.models.backbone import create_backbone
-from unida.training.memory import keep_freed_memory
+from unida.support.memory import keep_freed_memory
 
 IMAGES = 300  # of each domain, as in unida.analysis.tracking and auto_tap
 WEAK, STRONG = 1e-4, 1e-1  # l2 of NTR's probe

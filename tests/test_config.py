@@ -10,7 +10,7 @@ import yaml
 from unida.config import Config, check, config_class, config_from_options, default_cache, load_config, save_config
 from unida.errors import UserError
 from unida.methods import METHODS
-from unida.runfolder import complete
+from unida.runs.folder import complete
 
 GROUPS = ("data", "model", "training", "output", "hyper")
 

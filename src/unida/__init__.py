@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from unida.errors import UserError
 
 if TYPE_CHECKING:
+    from unida.api import Run, adapt, load
     from unida.evaluation.predict import Prediction
-    from unida.run import Run, adapt, load
 
 __version__ = "0.1.0"
 __all__ = ["Prediction", "Run", "UserError", "adapt", "load"]
@@ -20,9 +20,9 @@ __all__ = ["Prediction", "Run", "UserError", "adapt", "load"]
 def __getattr__(name: str) -> Any:
     """Imports torch only when it is needed: `unida --help` answers at once."""
     if name in ("Run", "adapt", "load"):
-        from unida import run
+        from unida import api
 
-        return getattr(run, name)
+        return getattr(api, name)
     if name == "Prediction":
         from unida.evaluation.predict import Prediction
 

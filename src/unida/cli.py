@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import difflib
 import errno
 import io
 import itertools
@@ -18,6 +17,8 @@ import tyro
 
 from unida import __version__
 from unida.errors import UserError
+from unida.support.options import flag
+from unida.support.suggest import did_you_mean
 
 OVERVIEW = """\
 unida: universal domain adaptation of image classifiers
@@ -67,8 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _command(verbs: dict[str, Verb], verb: str, program: str) -> Verb:
     if verb not in verbs:
-        close = difflib.get_close_matches(verb, list(verbs), n=1)
-        hint = f": did you mean {close[0]!r}?" if close else f"; there are {', '.join(verbs)}"
+        hint = did_you_mean(verb, verbs) or f"; there are {', '.join(verbs)}"
         raise UserError(f"there is no command '{program} {verb}'{hint}")
     return verbs[verb]
 
@@ -104,9 +104,9 @@ def _parse(kind: type[T], program: str, arguments: Sequence[str], description: s
         raise UserError(f"{_gist(said.getvalue())}; see: {program} --help") from None
     if unknown:
         name = unknown[0].partition("=")[0]
-        close = difflib.get_close_matches(name, list(_option_names(kind)), n=1) if name.startswith("-") else []
-        hint = f" (did you mean {close[0]}?)" if close else ""
-        what = "there is no option" if name.startswith("-") else "there is nothing to be done with"
+        is_option = name.startswith("-")
+        hint = did_you_mean(name, _option_names(kind)) if is_option else ""
+        what = "there is no option" if is_option else "unexpected argument"
         raise UserError(f"{what} {name!r}{hint}; see: {program} --help")
     return parsed
 
@@ -123,8 +123,6 @@ def _gist(box: str) -> str:
 
 def _option_names(kind: Any) -> Iterator[str]:
     """Every --option of a dataclass and of the dataclasses in it."""
-    from unida.methods.spa_options import flag
-
     for f in dataclasses.fields(kind):
         if dataclasses.is_dataclass(f.type):
             yield from _option_names(f.type)
@@ -134,8 +132,7 @@ def _option_names(kind: Any) -> Iterator[str]:
 
 def _adapt(arguments: list[str]) -> None:
     from unida.config import TrainingOptions, check, config_class, config_to_resume, keep_saved
-    from unida.pipeline import execute
-    from unida.training.loop import Interrupted
+    from unida.runs.folder import refuse_folder
 
     saved = config_to_resume(_value_of("--out", arguments), "--resume" in arguments)
     config_type = config_class(
@@ -149,24 +146,40 @@ def _adapt(arguments: list[str]) -> None:
     config: Any = _parse(config_type, "unida adapt", arguments, description)
     if saved is not None:
         names = (word.partition("=")[0] for word in arguments if word.startswith("--"))  # the others are values
-        said = {re.sub("[-.]", "_", name.removeprefix("--")) for name in names}
-        config = keep_saved(config, saved, said)
+        given = {re.sub("[-.]", "_", name.removeprefix("--")) for name in names}
+        config = keep_saved(config, saved, given)
+    refuse_folder(check(config))
+    from unida.runs.pipeline import execute  # torch: only when it is certain that there is something to do
+
+    with _saying_how_to_continue(f"unida adapt --out {config.output.out} --resume"):
+        execute(config)
+
+
+@contextlib.contextmanager
+def _saying_how_to_continue(command: str) -> Iterator[None]:
+    from unida.support.signals import Interrupted
+
     try:
-        execute(check(config))
+        yield
     except Interrupted as stop:
-        _exit_with(f"{stop}. Go on with: unida adapt --out {config.output.out} --resume", 130)
+        _exit_with(f"{stop}. Continue with: {command}", 130)
+    except KeyboardInterrupt:
+        _exit_with(f"interrupted. Continue with: {command}", 130)
 
 
 def _check(arguments: list[str]) -> None:
-    from unida.check import check_run
     from unida.config import TrainingOptions, check, config_class
-    from unida.training.logging import logging_to
+    from unida.data.pairs import benchmark_pair
 
     config_type = config_class(_value_of("--method", arguments) or TrainingOptions.method)
-    description = "Look before you leap: what is in the folders, how long `unida adapt` will take with these options."
-    config: Any = _parse(config_type, "unida check", arguments, description)
+    description = "What is in the folders, and how long `unida adapt` will take with these options."
+    config: Any = check(_parse(config_type, "unida check", arguments, description))
+    benchmark_pair(config.data)
+    from unida.runs.check import check_run
+    from unida.training.logging import logging_to
+
     with logging_to(None):
-        print("\n".join(check_run(check(config))))
+        print("\n".join(check_run(config)))
 
 
 def _value_of(option: str, arguments: Sequence[str]) -> str | None:
@@ -214,9 +227,9 @@ class Evaluate:
 
 def _evaluate(arguments: list[str]) -> None:
     options = _parse(Evaluate, "unida evaluate", arguments, "Every metric of a run, in one pass over its target.")
-    from unida.files import write_text
-    from unida.run import load
-    from unida.summary import class_lines, metric_lines, result_json
+    from unida.api import load
+    from unida.runs.summary import class_lines, metric_lines, result_json
+    from unida.support.files import write_text
 
     run = load(options.run)
     if options.json is not None:
@@ -241,7 +254,7 @@ class Predict:
 
 def _predict(arguments: list[str]) -> None:
     options = _parse(Predict, "unida predict", arguments, "A class or “unknown” for every image of a folder.")
-    from unida.run import load
+    from unida.api import load
 
     run = load(options.run)
     _check_writable("--csv", options.csv)
@@ -254,16 +267,23 @@ def _predict(arguments: list[str]) -> None:
         print(f"skipped {item.path}: {item.reason}", file=sys.stderr)
 
 
-def _demo(arguments: list[str]) -> None:
-    from unida.demo import DemoOptions, run_demo
-    from unida.training.loop import Interrupted
+@dataclass(frozen=True)
+class Demo:
+    out: Path = Path("demo")
+    """Where pictures and runs go."""
+    steps: int = 600
+    """Training steps of each method."""
+    seed: int = 0
+    """Of the pictures and of the runs."""
 
+
+def _demo(arguments: list[str]) -> None:
     description = "Source-only, OVANet and OVANet+SPA, side by side, on generated pictures."
-    options = _parse(DemoOptions, "unida demo", arguments, description)
-    try:
-        run_demo(options)
-    except Interrupted as stop:
-        _exit_with(f"{stop}. Go on with: unida demo {' '.join(arguments)}".rstrip(), 130)
+    options = _parse(Demo, "unida demo", arguments, description)
+    from unida.runs.demo import run_demo
+
+    with _saying_how_to_continue(f"unida demo {' '.join(arguments)}".rstrip()):
+        run_demo(options.out, options.steps, options.seed)
 
 
 @dataclass(frozen=True)
@@ -273,7 +293,7 @@ class NoOptions:
 
 def _methods(arguments: list[str]) -> None:
     _parse(NoOptions, "unida methods", arguments, "The methods, their papers, settings and options.")
-    from unida.summary import method_lines
+    from unida.methods.listing import method_lines
 
     print("\n".join(method_lines()))
 
@@ -335,11 +355,16 @@ def _data_show(arguments: list[str]) -> None:
 
 
 def _analyze_layers(arguments: list[str]) -> None:
-    from unida.analysis.layers import LayerOptions, study_layers, study_lines, write_study
-    from unida.training.logging import logging_to
+    from unida.analysis.options import LayerOptions
+    from unida.data.pairs import benchmark_pair
 
     description = "How class-specific (NTR) and how domain-invariant (DIS) are features at each layer of a backbone?"
     options = _parse(LayerOptions, "unida analyze layers", arguments, description)
+    options.check()
+    benchmark_pair(options.data)
+    from unida.analysis.layers import study_layers, study_lines, write_study
+    from unida.training.logging import logging_to
+
     for name in ("layers.json", "layers.png"):
         _check_writable("--out", options.out / name)
     with logging_to(None):
@@ -350,10 +375,13 @@ def _analyze_layers(arguments: list[str]) -> None:
 
 
 def _analyze_complexity(arguments: list[str]) -> None:
-    from unida.analysis.complexity import ComplexityOptions, comparison_lines
+    from unida.analysis.options import ComplexityOptions
 
     description = "Parameters and multiply-adds of a method, without and with SPA's words."
     options = _parse(ComplexityOptions, "unida analyze complexity", arguments, description)
+    options.check()
+    from unida.analysis.complexity import comparison_lines
+
     print("\n".join(comparison_lines(options)))
 
 

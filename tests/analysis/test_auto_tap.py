@@ -15,7 +15,7 @@ from unida.data.augment import Preprocess
 from unida.data.domains import open_domains
 from unida.data.glyphs import write_glyphs
 from unida.errors import UserError
-from unida.runfolder import complete
+from unida.runs.folder import complete
 
 CPU = torch.device("cpu")
 SPA = {"spa": True}

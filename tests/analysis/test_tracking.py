@@ -17,9 +17,9 @@ from unida.data.glyphs import write_glyphs
 from unida.errors import UserError
 from unida.evaluation.truth import Truth, read_truth
 from unida.methods.base import Method
-from unida.methods.spa import SPA
-from unida.modelfile import build_method
-from unida.runfolder import complete
+from unida.methods.spa.method import SPA
+from unida.runs.folder import complete
+from unida.runs.modelfile import build_method
 from unida.training import batches
 
 CPU = torch.device("cpu")

@@ -19,10 +19,11 @@ from unida.data.augment import (
     crop_and_flip,
     random_views,
 )
-from unida.data.cache import Pixels, decode_in_memory
 from unida.data.folders import scan
 from unida.data.images import ResizeMode
-from unida.data.sampling import generator, shard
+from unida.data.pixels import Pixels, decode_in_memory
+from unida.data.sampling import shard
+from unida.support.random import generator
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CPU = torch.device("cpu")

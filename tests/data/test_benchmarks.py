@@ -2,8 +2,8 @@
 
 import pytest
 
-from unida.data.benchmark_spec import spelling_key
 from unida.data.benchmarks import RoleCounts, available, load_benchmark
+from unida.data.benchmarks.spec import spelling_key
 from unida.errors import UserError
 
 CALTECH = [

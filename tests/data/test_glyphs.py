@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from unida.data import glyph_paint, glyphs
-from unida.data.glyph_shapes import SHAPES, Part
 from unida.data.glyphs import CLASSES, DOMAINS, GlyphFolders, draw, write_glyphs
+from unida.data.glyphs.shapes import SHAPES, Part
 from unida.errors import UserError
 
 SMALL = {"shared": 2, "source_private": 1, "target_private": 2, "per_class": 2, "size": 32, "seed": 3}

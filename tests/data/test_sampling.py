@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from unida.data.sampling import BalancedSampler, ShuffledSampler, generator, shard, torch_seed
+from unida.data.sampling import BalancedSampler, ShuffledSampler, shard
+from unida.support.random import generator, torch_seed
 
 LABELS = np.array([0] * 2 + [1] * 10 + [2] * 30 + [3])
 

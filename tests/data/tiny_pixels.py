@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from unida.data.cache import Pixels, open_pixels
 from unida.data.folders import ImageFile
 from unida.data.images import ResizeMode
+from unida.data.pixels import Pixels, open_pixels
 
 SIZE = 24
 

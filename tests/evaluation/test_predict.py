@@ -11,13 +11,13 @@ import torch
 from lightning_fabric import Fabric
 from PIL import Image
 
+from unida.answering.alone import Answers, answer_pixels
 from unida.data import cache
 from unida.data.augment import Preprocess
-from unida.data.cache import open_pixels
 from unida.data.folders import ImageFile, Skipped, scan
 from unida.data.images import ResizeMode
+from unida.data.pixels import open_pixels
 from unida.evaluation import predict
-from unida.evaluation.answers import Answers, answer_pixels
 from unida.evaluation.predict import Prediction, Predictions, name_answers, predict_files
 from unida.methods.base import Method
 from unida.methods.ovanet import OVANet, OVANetOptions

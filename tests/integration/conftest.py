@@ -106,7 +106,7 @@ def work(tmp_path: Path, glyphs: GlyphFolders, monkeypatch: pytest.MonkeyPatch) 
     shutil.copytree(glyphs.target, tmp_path / "target")
     monkeypatch.chdir(tmp_path)
     # On a busy machine a line of progress may stand before the answer; it is none of these tests' subjects.
-    monkeypatch.setattr("unida.progress.SECONDS_BETWEEN_LINES", math.inf)
+    monkeypatch.setattr("unida.support.progress.SECONDS_BETWEEN_LINES", math.inf)
     return tmp_path
 
 

@@ -12,7 +12,7 @@ from unida import pipeline
 from unida.config import load_config
 from unida.data.glyphs import GlyphFolders
 from unida.errors import UserError
-from unida.processes import told_by_main_process
+from unida.support.processes import told_by_main_process
 
 TAIL = {"train": "tail", "views": 2, "steps": 4}
 TAPS = ["stem", "layer1", "layer2", "layer3", "layer4"]

@@ -164,8 +164,8 @@ def test_a_file_that_cannot_be_written_is_found_before_the_work(
     def work(*arguments: Any, **options: Any) -> None:
         raise AssertionError("the images were looked at")
 
-    monkeypatch.setattr("unida.run.Run.predict", work)
-    monkeypatch.setattr("unida.run.Run.evaluate", work)
+    monkeypatch.setattr("unida.api.Run.predict", work)
+    monkeypatch.setattr("unida.api.Run.evaluate", work)
     (copied_run.parent / "closed").mkdir(mode=0o555)
     if place.startswith("closed") and os.access("closed", os.W_OK):
         pytest.skip("root may write anywhere")

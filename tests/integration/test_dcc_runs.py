@@ -23,8 +23,8 @@ from tiny_runs import (
 
 import unida
 from unida import pipeline
+from unida.answering.alone import answer_pixels
 from unida.data.glyphs import GlyphFolders, write_glyphs
-from unida.evaluation.answers import answer_pixels
 from unida.training.checkpoint import read_metadata
 
 # Several clusterings, at intervals that no checkpoint falls on.

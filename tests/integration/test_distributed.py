@@ -23,11 +23,11 @@ from tiny_runs import adapt_arguments, last_step, lines_of, run_here, start_proc
 import unida
 from unida.config import config_from_options
 from unida.data.augment import Preprocess
-from unida.data.cache import decode_in_memory
 from unida.data.domains import Source, Target
 from unida.data.folders import labelled_by_folder, scan
 from unida.data.glyphs import GlyphFolders, write_glyphs
-from unida.pretext.instance_count import InstanceCount
+from unida.data.pixels import decode_in_memory
+from unida.recipes.mosaic import InstanceCount
 from unida.training.batches import BatchStream
 from unida.training.checkpoint import read_metadata
 
@@ -222,7 +222,7 @@ def test_processes_see_different_images(folders: GlyphFolders) -> None:
 
 def test_a_batch_that_cannot_be_shared_evenly_is_refused() -> None:
     from unida.errors import UserError
-    from unida.pipeline import refuse_batches
+    from unida.runs.pipeline import refuse_batches
 
     config = config_from_options({"batch_size": 6})
     for processes in (3, 6):

@@ -16,12 +16,12 @@ import unida
 from unida.config import config_from_options, config_from_yaml, config_to_yaml
 from unida.data.glyphs import GlyphFolders, write_glyphs
 from unida.methods import METHODS
-from unida.methods.spa import SPA
-from unida.methods.spa_options import PRESETS, SPAOptions, flag, resolve
-from unida.modelfile import build_method, load_model, save_model
+from unida.methods.spa.method import SPA
+from unida.methods.spa.options import PRESETS, SPAOptions, flag, resolve
 from unida.models.backbone import create_backbone
-from unida.pipeline import refuse_batches
-from unida.runfolder import complete
+from unida.runs.folder import complete
+from unida.runs.modelfile import build_method, load_model, save_model
+from unida.runs.pipeline import refuse_batches
 
 SMALL = {"spa": True, "spa.vocabulary": 16, "spa.pretext": "on", "spa.pool": 64}
 WATCHED = {"pas", "word_entropy", "usage_entropy", "words_in_use", "count_accuracy_source", "count_accuracy_target"}
@@ -64,7 +64,7 @@ def test_the_command_line_and_python_say_the_same(
     words: tuple[str, ...], name: str, value: object, monkeypatch: pytest.MonkeyPatch, cli: Any
 ) -> None:
     parsed: list[Any] = []
-    monkeypatch.setattr("unida.pipeline.execute", parsed.append)
+    monkeypatch.setattr("unida.runs.pipeline.execute", parsed.append)
     assert cli(["adapt", "--spa", *words]).code == 0
     assert parsed == [config_from_options({"spa": True, name: value})]
     assert getattr(parsed[0].spa, name) == value

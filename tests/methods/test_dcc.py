@@ -18,7 +18,7 @@ from unida.losses.cdd import contrastive_domain_discrepancy
 from unida.losses.prototype_memory import memory_loss, update_memory
 from unida.methods import dcc
 from unida.methods.dcc import CLUSTERED, DCC, MATCHED, DCCOptions
-from unida.runfolder import complete
+from unida.runs.folder import complete
 from unida.training.optim import inverse_decay
 
 

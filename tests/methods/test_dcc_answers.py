@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from unida.config import config_from_options
 from unida.methods.dcc import CLUSTERED, DCC, MATCHED, UNMATCHED, DCCOptions
-from unida.methods.spa import SPA
-from unida.methods.spa_options import SPAOptions, resolve
-from unida.modelfile import build_method, load_model, save_model
+from unida.methods.spa.method import SPA
+from unida.methods.spa.options import SPAOptions, resolve
 from unida.models.backbone import create_backbone
-from unida.runfolder import complete
+from unida.runs.folder import complete
+from unida.runs.modelfile import build_method, load_model, save_model
 from unida.training.checkpoint import load_checkpoint, save_checkpoint
 from unida.training.optim import build_optimisers
 

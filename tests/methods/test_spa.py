@@ -23,10 +23,10 @@ from tiny_spa import (
 )
 from torch import Tensor
 
-from unida.methods.spa import SPA
-from unida.methods.spa_options import PRESETS
+from unida.methods.spa.method import SPA
+from unida.methods.spa.options import PRESETS
 from unida.models.words import entropy, histogram
-from unida.pretext.instance_count import InstanceCount
+from unida.recipes.mosaic import InstanceCount
 
 
 @pytest.fixture(scope="module")

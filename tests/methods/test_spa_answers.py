@@ -22,12 +22,12 @@ from tiny_spa import (
 from unida.config import config_from_options
 from unida.errors import UserError
 from unida.methods import METHODS
-from unida.methods.spa import SPA
-from unida.methods.spa_backbone import map_at
-from unida.methods.spa_options import SPAOptions, resolve
-from unida.modelfile import build_method
+from unida.methods.spa.backbone import map_at
+from unida.methods.spa.method import SPA
+from unida.methods.spa.options import SPAOptions, resolve
 from unida.models.backbone import create_backbone
 from unida.models.words import histogram
+from unida.runs.modelfile import build_method
 
 
 @pytest.fixture(scope="module")

@@ -18,11 +18,11 @@ from tiny_spa import (
 )
 from torch import Tensor, nn
 
-from unida.clustering import kmeans
+from unida.clustering.kmeans import kmeans
 from unida.methods import METHODS
 from unida.methods.base import SourceBatch, TargetBatch
-from unida.methods.spa import SPA
-from unida.methods.spa_options import SPAOptions, leaves_parameters_unused, resolve
+from unida.methods.spa.method import SPA
+from unida.methods.spa.options import SPAOptions, leaves_parameters_unused, resolve
 from unida.models.backbone import create_backbone
 
 

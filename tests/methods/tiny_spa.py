@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from unida.config import TrainingOptions
 from unida.methods import METHODS
 from unida.methods.base import Method, SourceBatch, TargetBatch
-from unida.methods.spa import SPA
-from unida.methods.spa_options import PRESETS, SPAOptions, resolve
+from unida.methods.spa.method import SPA
+from unida.methods.spa.options import PRESETS, SPAOptions, resolve
 from unida.models.backbone import POOLED, Backbone, create_backbone
-from unida.pretext.instance_count import InstanceCount, PretextBatch
+from unida.recipes.mosaic import InstanceCount, PretextBatch
 from unida.training.optim import build_optimisers
 
 CLASSES, WORDS, SIZE = 4, 12, 64

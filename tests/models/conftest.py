@@ -6,8 +6,8 @@ import pytest
 import torch
 from tiny_shelf import pixels_of
 
-from unida.data.cache import Pixels
 from unida.data.glyphs import write_glyphs
+from unida.data.pixels import Pixels
 from unida.models.backbone import Backbone, create_backbone
 
 

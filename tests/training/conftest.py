@@ -12,9 +12,9 @@ from PIL import Image
 from tiny_training import Tiny, make_config, make_method
 
 from unida.data.augment import Preprocess
-from unida.data.cache import Pixels, decode_in_memory
 from unida.data.domains import Source, Target
 from unida.data.folders import scan
+from unida.data.pixels import Pixels, decode_in_memory
 from unida.methods.base import Method
 from unida.training.batches import BatchStream
 from unida.training.loop import Training

@@ -11,10 +11,10 @@ from tiny_training import Tiny, make_config, make_method
 from torch import Tensor
 
 from unida.data.augment import Preprocess
-from unida.data.cache import Pixels
 from unida.data.domains import Source, Target
+from unida.data.pixels import Pixels
 from unida.methods.base import Requests, SourceBatch, Sweep, TargetBatch
-from unida.pretext.instance_count import PretextBatch
+from unida.recipes.mosaic import PretextBatch
 from unida.training.batches import BatchStream, images_shown
 from unida.training.loop import Training
 

@@ -14,14 +14,16 @@ import torch
 
 from unida.analysis.measures import choose_tap, domain_invariance_score, source_negative_transfer_risk
 from unida.analysis.taps import digests, features_at_taps, some_images
-from unida.config import AUTO, Config, ModelOptions
+from unida.config import Config
 from unida.data.augment import Preprocess
 from unida.data.domains import Source, Target
-from unida.data.sampling import generator, torch_seed
 from unida.errors import UserError
-from unida.methods.spa_options import SPAOptions, flag
-from unida.models.backbone import Backbone, create_backbone, refuse_crop
-from unida.progress import progress
+from unida.methods.spa.options import SPAOptions
+from unida.models.backbone import Backbone, open_backbone, refuse_crop
+from unida.models.options import AUTO, ModelOptions
+from unida.support.options import flag
+from unida.support.progress import progress
+from unida.support.random import generator
 
 log = logging.getLogger("unida")
 
@@ -103,8 +105,7 @@ def _images_of_few_classes(labels: np.ndarray, by_chance: np.ndarray, seed: int)
 
 def _open_backbone(config: Config, device: torch.device) -> Backbone:
     with torch.random.fork_rng():
-        torch.manual_seed(torch_seed(config.training.seed, "backbone"))  # for weights that are random on purpose
-        backbone = create_backbone(config.model.backbone, config.model.weights)
+        backbone = open_backbone(config.model.backbone, config.model.weights, config.training.seed)
     return backbone.to(device).to(memory_format=torch.channels_last)
 
 

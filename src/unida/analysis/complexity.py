@@ -7,36 +7,24 @@ speaks, they would be others.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from unida.errors import UserError
+from unida.analysis.options import ComplexityOptions
+from unida.answering.alone import Answering
 from unida.methods import METHODS
-from unida.methods.base import Method
-from unida.methods.spa import SPA
-from unida.methods.spa_options import SPAOptions, resolve
+from unida.methods.base import Problem
+from unida.methods.build import build_method
+from unida.methods.spa.options import SPAOptions, resolve
 from unida.models.backbone import Backbone, create_backbone, refuse_crop
-from unida.models.weights import NO_WEIGHTS
+from unida.models.options import NO_WEIGHTS
 
 NORMALISATIONS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
 ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.SiLU, nn.GELU, nn.Hardswish)
 POOLINGS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
-
-
-@dataclass(frozen=True)
-class ComplexityOptions:
-    backbone: str = "resnet50.tv_in1k"
-    """Any timm model; its weights do not matter."""
-    classes: int = 25
-    """Source classes. 25, those of Office-Home under OSDA, give the SPA paper's figures."""
-    words: int = 1024
-    """Size of SPA's vocabulary (1,024 in the paper's table)."""
-    crop: int = 224
-    """Side in pixels of the image."""
-    method: str = "ovanet"
-    """One of those that `unida methods` lists."""
 
 
 @dataclass(frozen=True)
@@ -45,20 +33,9 @@ class Complexity:
     multiply_adds: int  # for one image
 
 
-class AnsweringNetwork(nn.Module):
-    """What is counted: all that answers for an image."""
-
-    def __init__(self, method: Method) -> None:
-        super().__init__()
-        self.method = method
-
-    def forward(self, images: Tensor) -> None:
-        self.method.score(self.method.features(images))
-
-
 def compare(options: ComplexityOptions) -> tuple[Complexity, Complexity]:
     """The method as it is, and on words with the pretext task's head."""
-    _refuse(options)
+    options.check()
     backbone = create_backbone(options.backbone, NO_WEIGHTS)
     refuse_crop(backbone, options.crop)
     return (
@@ -85,7 +62,7 @@ def comparison_lines(options: ComplexityOptions) -> list[str]:
 
 
 @torch.inference_mode()
-def count(network: AnsweringNetwork, crop: int) -> Complexity:
+def count(network: Answering, crop: int) -> Complexity:
     """Parameters, and the multiply-adds of answering for one image.
 
     ptflops' rules: the products of convolutions, linear layers and attention; beside them 2 for each element that is
@@ -115,28 +92,20 @@ def count(network: AnsweringNetwork, crop: int) -> Complexity:
     return Complexity(sum(p.numel() for p in network.parameters()), products + elements)
 
 
-def _without_words(backbone: Backbone, options: ComplexityOptions) -> AnsweringNetwork:
-    kind = METHODS[options.method]
-    return AnsweringNetwork(kind(backbone, options.classes, kind.Options()))
-
-
-def _with_words(backbone: Backbone, options: ComplexityOptions) -> AnsweringNetwork:
-    """SPA as printed: the histogram of words is the method's feature, and f_n answers for it too."""
-    kind = METHODS[options.method]
-    choices = resolve(SPAOptions(spa=True, spa_preset="paper", spa_vocabulary=options.words))
+def _without_words(backbone: Backbone, options: ComplexityOptions) -> Answering:
+    own = METHODS[options.method].Options()
     with torch.random.fork_rng():
-        method = SPA(kind, backbone, options.classes, kind.Options(), choices)
+        return Answering(build_method(options.method, backbone, Problem(options.classes), own, None))
+
+
+def _with_words(backbone: Backbone, options: ComplexityOptions) -> Answering:
+    """SPA as printed: the histogram of words is the method's feature, and f_n answers for it too."""
+    own, choices = METHODS[options.method].Options(), SPAOptions(True, "paper", spa_vocabulary=options.words)
+    with torch.random.fork_rng():
+        spa: Any = build_method(options.method, backbone, Problem(options.classes), own, resolve(choices))
 
     def ask_f_n(words: nn.Module, images: object, histogram: Tensor) -> None:
-        method.count(histogram)
+        spa.task.head(histogram)
 
-    method.words.register_forward_hook(ask_f_n)  # here: `features` may be more, as DCC's neck is
-    return AnsweringNetwork(method)
-
-
-def _refuse(options: ComplexityOptions) -> None:
-    if options.method not in METHODS:
-        raise UserError(f"there is no method {options.method!r}; see: unida methods")
-    for name in ("classes", "words", "crop"):
-        if getattr(options, name) < 1:
-            raise UserError(f"--{name} is {getattr(options, name)}: it must be above 0")
+    spa.words.register_forward_hook(ask_f_n)  # here: `features` may be more, as DCC's neck is
+    return Answering(spa)

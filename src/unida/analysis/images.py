@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from unida.analysis.taps import some_images
-from unida.data.cache import Pixels
 from unida.data.domains import Source, Target
+from unida.data.pixels import Pixels
 from unida.evaluation.truth import Truth
 
 

@@ -8,56 +8,28 @@ of them.
 import json
 import logging
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Annotated
 
 import torch
-import tyro
 
 from unida.analysis.figure import can_draw, draw_curves
 from unida.analysis.images import StudiedImages, images_to_study
 from unida.analysis.measures import choose_tap
+from unida.analysis.options import LayerOptions
 from unida.analysis.taps import TapMeasures, digests, features_at_taps, measure_tap
-from unida.config import Config, DataOptions, ModelOptions, TrainingOptions, check, config_class
+from unida.config import Config, check, complete, config_class
 from unida.data.augment import Preprocess
 from unida.data.domains import open_domains
-from unida.data.sampling import torch_seed
-from unida.errors import UserError
+from unida.data.options import DataOptions
 from unida.evaluation.truth import read_truth
-from unida.files import write_text
-from unida.methods.source_only import SourceOnly
-from unida.models.backbone import create_backbone, refuse_crop
-from unida.processes import open_fabric_for_answers
-from unida.progress import progress
-from unida.runfolder import complete
-from unida.training.memory import keep_freed_memory
+from unida.models.backbone import open_backbone, refuse_crop
+from unida.models.options import ModelOptions
+from unida.support.files import write_text
+from unida.support.memory import keep_freed_memory
+from unida.support.processes import open_fabric_for_answers
+from unida.support.progress import progress
+from unida.training.options import TrainingOptions
 
 log = logging.getLogger("unida")
-
-
-@dataclass(frozen=True)
-class LayerOptions:
-    data: DataOptions
-    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
-    """Where layers.json and layers.png go."""
-    backbone: Annotated[
-        str,
-        tyro.conf.arg(
-            metavar="NAME", help_behavior_hint="(default: tf_efficientnet_lite0, or resnet50.tv_in1k with a GPU)"
-        ),
-    ] = "auto"
-    """Any timm model."""
-    weights: Annotated[
-        str | None,
-        tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: pretrained, by the backbone's name)"),
-    ] = None
-    """Weights of the backbone from a local .safetensors or .pth file; "none" for random ones."""
-    words: int = 256
-    """Size of the vocabulary for PAS. SPA's own has 1,024; fewer need fewer images, and compare taps as well."""
-    max_images: int = 3000
-    """Of each domain, drawn at random where there are more: time and memory stay bounded."""
-    seed: int = 0
-    """Of every random draw."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +51,7 @@ def study_layers(options: LayerOptions, visible: bool = True) -> LayerStudy:
     config = _checked(options, has_gpu=device.type != "cpu")
     images = _open(config.data, options, visible)
     with torch.random.fork_rng():
-        torch.manual_seed(torch_seed(options.seed, "backbone"))  # for weights that are random on purpose
-        backbone = create_backbone(config.model.backbone, config.model.weights)
+        backbone = open_backbone(config.model.backbone, config.model.weights, options.seed)
     backbone.to(device).to(memory_format=torch.channels_last)
     preprocess = Preprocess(config.data.crop, backbone.mean, backbone.std, device)
     refuse_crop(backbone, config.data.crop)
@@ -142,11 +113,9 @@ def write_study(study: LayerStudy, options: LayerOptions) -> None:
 
 def _checked(options: LayerOptions, has_gpu: bool) -> Config:
     """The options as those of a run, which know what can be wrong with them."""
-    for name, number in (("words", options.words), ("max-images", options.max_images)):
-        if number < 2:
-            raise UserError(f"--{name} is {number}: it must be 2 or more")
+    options.check()
     model = ModelOptions(backbone=options.backbone, weights=options.weights)
-    training = TrainingOptions(method=SourceOnly.name, seed=options.seed)  # nothing is trained; any method would do
+    training = TrainingOptions(seed=options.seed)  # nothing is trained; any method would do
     config = config_class(training.method)(data=options.data, model=model, training=training)  # type: ignore[call-arg]
     return complete(check(config), has_gpu)
 

@@ -17,12 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unida.clustering import kmeans
-from unida.data.sampling import generator
+from unida.clustering.kmeans import kmeans
 from unida.errors import UserError
+from unida.losses.entropy import entropy_of_logs
+from unida.support.random import generator
 
 L2_STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # decades, for standardised features, beside a mean over rows
-COSINES_AT_ONCE = 2**24  # 64 MiB of float32
 
 
 def linear_probe(features: Tensor, labels: Tensor, num_classes: int, l2: float | None = None) -> tuple[Tensor, Tensor]:
@@ -118,8 +118,7 @@ def negative_transfer_risk(
     strength = validated_l2(source_features, source_labels, num_classes) if l2 is None else l2
     weight, bias = linear_probe(source_features, source_labels, num_classes, strength)
     log_p = F.log_softmax(F.linear(target_features.double(), weight, bias), dim=1)
-    entropy = -(log_p.exp() * log_p).sum(dim=1)
-    said_private = entropy > math.log(num_classes) / 2
+    said_private = entropy_of_logs(log_p) > math.log(num_classes) / 2
     return float((said_private == target_is_private).double().mean())
 
 
@@ -230,27 +229,6 @@ def _domain_error(features: Tensor, is_target: np.ndarray, learned: np.ndarray, 
     said = F.linear(features[held_out].double(), weight, bias).argmax(dim=1)
     wrong = (said != domain[held_out]).double()
     return float(wrong[domain[held_out] == 0].mean() + wrong[domain[held_out] == 1].mean()) / 2
-
-
-def prototype_alignment_score(features: Tensor, words: Tensor) -> Tensor:
-    """PAS = max_k cos(h^u, v_k), averaged over the locations u of each image (SPA §3.2).
-
-    Args:
-        features: (N, D, H, W), or (N, D) for one location each.
-        words: (K, D).
-
-    Returns:
-        (N,), at most 1; a feature of all zeros has no direction, and counts as 0. Needs memory for a part of the
-        N·H·W × K cosines only.
-    """
-    directions = F.normalize(words.float(), dim=1)
-    maps = features.flatten(2) if features.dim() > 2 else features[:, :, None]  # (N, D, H·W)
-    images = max(1, COSINES_AT_ONCE // max(1, len(words) * maps.shape[2]))
-    scores = [
-        torch.einsum("kd,ndu->nku", directions, F.normalize(part.float(), dim=1)).amax(dim=1).mean(dim=1)
-        for part in maps.split(images)
-    ]
-    return torch.cat(scores)
 
 
 def word_vocabulary(locations: Tensor, count: int, seed: int = 0) -> Tensor:

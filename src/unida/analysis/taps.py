@@ -9,16 +9,16 @@ from torch import Tensor
 from unida.analysis.measures import (
     domain_invariance_score,
     negative_transfer_risk,
-    prototype_alignment_score,
     source_negative_transfer_risk,
     validated_l2,
     word_vocabulary,
 )
 from unida.data.augment import Preprocess
-from unida.data.cache import Pixels
-from unida.data.sampling import generator
+from unida.data.pixels import Pixels
 from unida.models.backbone import Backbone
-from unida.progress import progress
+from unida.models.words import prototype_alignment_score
+from unida.support.progress import progress
+from unida.support.random import generator
 
 BATCH = 64
 LOCATIONS = 4096  # of a domain, for words and PAS: some at every image, enough for 16 a word with 256 words

@@ -14,17 +14,15 @@ from unida.analysis.images import images_to_study
 from unida.analysis.measures import (
     domain_invariance_score,
     negative_transfer_risk,
-    prototype_alignment_score,
     refuse_few_images,
 )
 from unida.analysis.taps import digests
-from unida.data.augment import Inputs
-from unida.data.cache import Pixels
 from unida.data.domains import Source, Target
+from unida.data.pixels import Pixels
 from unida.errors import UserError
 from unida.evaluation.truth import Truth
+from unida.features.inputs import Inputs
 from unida.methods.base import Method
-from unida.methods.spa import SPA
 from unida.training.batches import over_test_views
 
 IMAGES = 300  # of each domain, so that a measure takes seconds
@@ -35,7 +33,7 @@ class Tracking:
     """The images that are looked at, chosen once: measures of other images would differ for that alone.
 
     Args:
-        names: of `unida.config.TRACKED`; "ntr" needs the truth, and "pas" a method with words.
+        names: "dis"; "ntr", which needs the truth; or one of the method's own `measures`.
     """
 
     def __init__(self, names: tuple[str, ...], source: Source, target: Target, truth: Truth | None, seed: int) -> None:
@@ -52,14 +50,9 @@ class Tracking:
         """The measures by name, of test views and the method's own feature vectors."""
         found: dict[str, float] = {}
         images = self.images
-        if "pas" in self.names:
-            assert isinstance(method, SPA)
-            words = method.words
-            V = words.words.prototypes.detach()
-            scores = _of_all(
-                method, lambda views: prototype_alignment_score(words.map(views), V), images.target, inputs, fabric
-            )
-            found["pas"] = float(scores.mean())
+        for name, compute in method.measures().items():
+            if name in self.names:
+                found[name] = float(_of_all(method, compute, images.target, inputs, fabric).mean())
         if "ntr" in self.names or "dis" in self.names:
             source = _of_all(method, method.features, images.source, inputs, fabric)
             target = _of_all(method, method.features, images.target, inputs, fabric)

@@ -1,14 +1,13 @@
 """Crop, flip and normalise a batch of cached images, on the device."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from unida.data.cache import Pixels
-from unida.pretext.instance_count import InstanceCount, PretextBatch
+from unida.data.pixels import Pixels
 
 
 class Views(NamedTuple):
@@ -68,26 +67,6 @@ def _cut_by_gather(canvas: Tensor, views: Views, crop: int) -> Tensor:
     return canvas[batch[:, None, None], rows_on_device[:, :, None], columns_on_device[:, None, :]]
 
 
-class Inputs(Protocol):
-    """What a network is fed: images, or something kept in their place."""
-
-    device: torch.device
-
-    def training_view(self, pixels: Pixels, index: np.ndarray, draw: np.random.Generator, part: slice) -> Tensor: ...
-
-    def test_view(self, pixels: Pixels, index: np.ndarray) -> Tensor: ...
-
-    def pretext(
-        self,
-        task: InstanceCount,
-        pixels: Pixels,
-        images: Tensor,
-        index: np.ndarray,
-        draw: np.random.Generator,
-        part: slice,
-    ) -> PretextBatch: ...
-
-
 class Preprocess:
     """From cached pixels to what the network sees: float32 (B, 3, crop, crop), channels-last in memory.
 
@@ -102,36 +81,13 @@ class Preprocess:
         self.shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], device=device)
 
     def training_view(self, pixels: Pixels, index: np.ndarray, draw: np.random.Generator, part: slice) -> Tensor:
-        """Random crop and mirror of the images at `index[part]`.
-
-        Args:
-            index: (B,) the global batch. The draw is made for all of it, so that it does not depend on how many
-                processes share the batch.
-            part: this process's slice.
-        """
+        """Random crop and mirror of the images at `index[part]`; the draw is made for all of `index`."""
         views = random_views(draw, pixels.shapes[index], self.crop)
         return self.view(pixels, index[part], Views(*(values[part] for values in views)))
 
     def test_view(self, pixels: Pixels, index: np.ndarray) -> Tensor:
         """Central crop of the images at `index` (B,)."""
         return self.view(pixels, index, centre_views(pixels.shapes[index], self.crop))
-
-    def pretext(
-        self,
-        task: InstanceCount,
-        pixels: Pixels,
-        images: Tensor,
-        index: np.ndarray,
-        draw: np.random.Generator,
-        part: slice,
-    ) -> PretextBatch:
-        """As many mosaics as there are images, cut from those of the batch at hand.
-
-        Args:
-            images: (B, 3, crop, crop) the views of `index[part]`.
-        """
-        own = draw.spawn((part.start or 0) + 1)[-1]  # processes cut from their own images, each by draws of its own
-        return task.make(images, own, index[part])
 
     def view(self, pixels: Pixels, index: np.ndarray, views: Views) -> Tensor:
         """The images at `index` (B,), cropped and mirrored as `views` says."""

@@ -4,23 +4,9 @@ Nothing here has state. Step t's batch can be drawn without drawing the batches 
 sampler state, and every process can draw the same global batch and keep its own slice of it.
 """
 
-import hashlib
-
 import numpy as np
 
-
-def generator(seed: int, purpose: str, *position: int) -> np.random.Generator:
-    """A random generator that depends only on the run's seed, what it is for, and where in the run it is used.
-
-    Each purpose has its own stream: an additional draw somewhere never shifts the draws elsewhere.
-    """
-    key = hashlib.blake2b(f"{purpose}:{position}".encode(), digest_size=8).digest()
-    return np.random.Generator(np.random.PCG64([seed, int.from_bytes(key, "little")]))
-
-
-def torch_seed(seed: int, purpose: str, *position: int) -> int:
-    """A seed for torch's own generators (head initialisation, dropout), from the same key as `generator`."""
-    return int(generator(seed, purpose, *position).integers(2**63))
+from unida.support.random import generator
 
 
 class BalancedSampler:
@@ -29,16 +15,14 @@ class BalancedSampler:
     OVANet draws with weights 1/class frequency and replacement (WeightedRandomSampler), which is the same law.
 
     Args:
-        labels: (N,) class ids 0…C−1; every class has at least one image.
+        labels: (N,) class ids 0…C−1; a class without images is never drawn.
     """
 
     def __init__(self, labels: np.ndarray, batch_size: int, seed: int) -> None:
         self.batch_size, self.seed = batch_size, seed
         self.order = np.argsort(labels, kind="stable")
-        self.counts = np.bincount(labels)
+        self.counts = np.bincount(labels)[np.unique(labels)]
         self.starts = np.cumsum(self.counts) - self.counts
-        if self.counts.min() == 0:
-            raise ValueError(f"class id {int(self.counts.argmin())} has no image")
 
     def batch(self, step: int) -> np.ndarray:
         """(batch_size,) image indices of this step."""

@@ -7,15 +7,15 @@ from typing import NamedTuple
 import torch
 from lightning_fabric import Fabric
 
+from unida.answering.alone import Answers, answer_pixels
 from unida.data.augment import Preprocess
-from unida.data.cache import Pixels, decode_in_memory
 from unida.data.folders import ImageFile, Skipped
 from unida.data.images import ResizeMode
+from unida.data.pixels import Pixels, decode_in_memory
 from unida.data.settings import UNKNOWN
-from unida.evaluation.answers import Answers, answer_pixels
-from unida.files import write_csv
 from unida.methods.base import Method
-from unida.progress import progress
+from unida.support.files import write_csv
+from unida.support.progress import progress
 
 CHUNK = 256  # images decoded at a time: memory stays flat however many there are
 

@@ -7,10 +7,11 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from unida.config import DataOptions
-from unida.data.cache import Pixels
-from unida.data.domains import Target, benchmark_pair, open_benchmark_domain, open_domains, open_target
+from unida.data.domains import Target, open_benchmark_domain, open_domains, open_target
 from unida.data.folders import Skipped
+from unida.data.options import DataOptions
+from unida.data.pairs import benchmark_pair
+from unida.data.pixels import Pixels
 from unida.errors import UserError
 
 log = logging.getLogger("unida")

@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from unida.losses.entropy import entropy_of_logs
+
 
 def split_one_vs_all(logits: Tensor) -> Tensor:
     """(B, 2C) head outputs → (B, 2, C): channel 0 says "not this class", channel 1 "is this class"."""
@@ -34,7 +36,7 @@ def one_vs_all_entropy(logits: Tensor) -> Tensor:
         logits: (B, 2, C).
     """
     log_p = F.log_softmax(logits.float(), dim=1)
-    return -(log_p.exp() * log_p).sum(dim=1).mean()
+    return entropy_of_logs(log_p, dim=1).mean()
 
 
 def probability_not_class(logits: Tensor, labels: Tensor) -> Tensor:

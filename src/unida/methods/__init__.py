@@ -1,10 +1,10 @@
-"""The methods, by the name that `--method` takes. To add one: write its file, name it here."""
+"""The methods, by the name that `--method` takes. To add one: write its files, name its card here."""
 
-from unida.methods.base import Method
-from unida.methods.dcc import DCC
-from unida.methods.ovanet import OVANet
-from unida.methods.source_only import SourceOnly
+from unida.methods.card import Card
+from unida.methods.dcc_options import CARD as DCC
+from unida.methods.ovanet_options import CARD as OVANET
+from unida.methods.source_only_options import CARD as SOURCE_ONLY
 
-METHODS: dict[str, type[Method]] = {method.name: method for method in (SourceOnly, OVANet, DCC)}
+METHODS: dict[str, Card] = {card.name: card for card in (SOURCE_ONLY, OVANET, DCC)}
 
-__all__ = ["METHODS", "Method"]
+__all__ = ["METHODS", "Card"]

@@ -1,39 +1,40 @@
 """The contract between a method and everything around it.
 
-A method is one `nn.Module` in one file that reads like its paper's pseudo-code. It never sees a target label: the
-target batch has none.
+A method is one `nn.Module` in one file that reads like its paper's pseudo-code. A plain method writes `training_step`
+and `score`, no more. It never sees a target label: the target batch has none.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
+from unida.methods.card import Card
 from unida.models.backbone import Backbone
-from unida.pretext.instance_count import InstanceCount, PretextBatch
+from unida.recipes.base import Made, Recipe
 
-Domain = Literal["source", "target"]
-Requests = Mapping[Domain, Mapping[str, np.ndarray]]  # by domain and name, indices of images
+DomainName = Literal["source", "target"]
+Losses = dict[str, Tensor]
 
-NOTHING: Mapping[str, Tensor] = MappingProxyType({})
+NOTHING: Mapping[str, Made] = MappingProxyType({})
+NO_RECIPES: Mapping[str, Recipe] = MappingProxyType({})
 
 
 class SourceBatch(NamedTuple):
-    images: Tensor  # (B, 3, H, W) float, normalised
+    images: Tensor  # (B, 3, H, W) float, normalised; B is 0 in a phase without a source
     labels: Tensor  # (B,) int64 in 0…C−1
     indices: Tensor  # (B,) int64, which images of the source these are
-    pretext: PretextBatch | None = None  # made of source images, for a method that asks for it
-    extra: Mapping[str, Tensor] = NOTHING  # training views of the source images that the method requested, by name
+    extra: Mapping[str, Made] = NOTHING  # what the method wants beside them, by name
 
 
 class TargetBatch(NamedTuple):
-    images: Tensor  # (B, 3, H, W) float, normalised
+    images: Tensor  # (B, 3, H, W) float, normalised; B is 0 in a phase that does not look at the target's batch
     indices: Tensor  # (B,) int64, which images of the target these are
-    pretext: PretextBatch | None = None  # made of target images; its labels tell how it was made, no more
-    extra: Mapping[str, Tensor] = NOTHING  # training views of the target images that the method requested, by name
+    extra: Mapping[str, Made] = NOTHING  # what the method wants beside them; labels tell how an image was made, no more
 
 
 class Scores(NamedTuple):
@@ -41,104 +42,184 @@ class Scores(NamedTuple):
     unknown: Tensor  # (B,) in 0…1, higher means more likely unknown
 
 
-class ParameterGroups(NamedTuple):
-    backbone: Sequence[nn.Parameter]  # pretrained: learns slowly
-    new: Sequence[nn.Parameter]  # starts from nothing: learns ten times faster
+@dataclass(frozen=True)
+class Problem:
+    """What a method is told about the run. A method that only answers is told the number of classes."""
+
+    num_classes: int  # C, of the source
+    num_source: int = 0  # images
+    num_target: int = 0
+    steps: int = 1  # of the whole run
+    seed: int = 0
 
 
 class Sweep(Protocol):
-    """A look at all images of a domain, outside of the training steps: test views, evaluation mode, no gradients."""
+    """A look at all images of a domain, between training steps: test views, evaluation mode, no gradients."""
 
     @property
     def source_labels(self) -> Tensor:
-        """(N_s,) int64 in 0…C−1, the classes of the source's images. Of the target's there are none."""
+        """(N_s,) int64 in 0…C−1, the classes of the source's images. There are none of the target's."""
 
     def __call__(
-        self, domain: Domain, compute: Callable[[Tensor], Tensor] | None = None, limit: int | None = None
+        self,
+        domain: DomainName,
+        compute: Callable[[Tensor], Tensor] | None = None,
+        limit: int | None = None,
+        recipe: str | None = None,
     ) -> Tensor:
-        """(N, …) what `compute` (by default the method's `features`) makes of each image, in the order that batches'
-        `indices` speak of; of the first `limit` images only, which are as good as random."""
+        """(N, …) what `compute` (by default the method's `features`) makes of each image, in the order of the batches'
+        `indices`.
 
-    def pretext(self, domain: Domain, batches: int) -> Iterator[PretextBatch]:
-        """So many batches of the method's pretext task, the same on all processes."""
+        Args:
+            limit: only the first `limit` images. Files are ordered by digest, so these are a random sample.
+            recipe: name of one of the method's recipes, which makes an image of each image.
+        """
+
+    def made(self, domain: DomainName, recipe: str, batches: int) -> Iterator[Made]:
+        """So many batches of what a recipe makes of several images, the same on all processes."""
+
+
+@dataclass(frozen=True)
+class Want:
+    """Images that a step needs beside its batch. `extra[name]` of the domain's batch holds them.
+
+    Attributes:
+        indices: training views of these images, all of them on every process; None: of the batch's images.
+        recipe: name of one of the method's recipes, which is applied to them.
+    """
+
+    name: str
+    domain: DomainName
+    indices: np.ndarray | None = None
+    recipe: str | None = None
+
+
+class Group(NamedTuple):
+    """Parameters that learn at one rate: --lr for new ones, --backbone-lr for pretrained ones, times `scale`."""
+
+    parameters: Sequence[nn.Parameter]
+    pretrained: bool = False
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One update of a step: its losses, what they update, and how.
+
+    Attributes:
+        losses: weighted losses by name; the loop adds them up, steps the optimiser and logs each.
+        decay: a; the learning rate falls as (1 + a · t/T)^−0.75 over the phase; 0 keeps it (OVANet: 10).
+        due: whether the turn is taken at a step; None: always.
+    """
+
+    losses: Callable[[SourceBatch, TargetBatch, int], Losses]
+    groups: Sequence[Group]
+    name: str = "goal"
+    optimiser: Literal["sgd", "adam"] = "sgd"
+    decay: float = 10.0
+    due: Callable[[int], bool] | None = None
+
+
+@dataclass(frozen=True)
+class Round:
+    """Work over all images, before a phase's first step and again after every `every` steps: clustering, memories.
+
+    What it finds must live in buffers, so that a checkpoint holds it. After the first step it may change how features
+    are scored, but not the features: an evaluation right after it takes those that it has seen.
+
+    Attributes:
+        work: called with the number of steps taken and a `Sweep`.
+        at_end: once more after the phase's last step, if answers depend on what it finds.
+    """
+
+    work: Callable[[int, Sweep], None]
+    every: int
+    at_end: bool = False
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of the run with turns of its own. A phase may have no step: then it only starts.
+
+    Attributes:
+        share: of the run's steps.
+        start: work before the first step, and before the first round.
+        source: how its batch is drawn: every class equally often (OVANet), each image equally often, or not at all.
+        target: whether losses look at the target's batch, not only at images that `wants` names.
+        sweeps: the domains that `start` and `round` look at.
+    """
+
+    turns: Sequence[Turn]
+    name: str = "training"
+    share: float = 1.0
+    start: Callable[[Sweep], None] | None = None
+    round: Round | None = None
+    source: Literal["balanced", "shuffled"] | None = "balanced"
+    target: bool = True
+    sweeps: tuple[DomainName, ...] = ("target",)
+
+
+def spans(phases: Sequence[Phase], steps: int) -> list[range]:
+    """The steps of each phase, out of 0…steps−1."""
+    ends = accumulate(phase.share for phase in phases)
+    whole = sum(phase.share for phase in phases)
+    edges = [0, *(round(steps * end / whole) for end in ends)]
+    return [range(start, end) for start, end in pairwise(edges)]
 
 
 class Method(nn.Module):
     """Base of all methods.
 
-    Class attributes describe the method to `unida methods`; `Options` is a dataclass of its hyper-parameters, each with
-    the source of its default.
+    Attributes:
+        card: its name, paper and options, for people and for the command line.
+        recipes: by name, how images that `wants` and sweeps ask for are made.
+        run_only: names of parameters and buffers that training needs and answering does not. They stay out of the
+            model file. A name stands for all that begins with it.
+        unknown_threshold: an image with a larger unknown score is unknown.
+        watched: numbers of the last step that are no losses: functions, called when a step is logged.
     """
 
-    name: ClassVar[str]
-    title: ClassVar[str]
-    paper: ClassVar[str]
-    settings: ClassVar[str]
-    Options: ClassVar[type[Any]]
+    card: ClassVar[Card]
+    recipes: Mapping[str, Recipe] = NO_RECIPES
+    run_only: tuple[str, ...] = ()
+    unknown_threshold: float = 0.5
 
-    default_lr: float = 0.01  # of new layers, where the user says nothing (OVANet)
-    default_steps: int = 10_000  # with a GPU, where the user says nothing (OVANet)
-    unknown_threshold: float = 0.5  # an image whose unknown score is above is unknown
-    round_every: int = 0  # steps between two calls of `on_round`; 0: never
-    round_at_end: bool = False  # one more after the last step, where answers hang on what a round finds
-    turns: tuple[str, ...] = ("goal",)  # a step's updates, one after the other, each with an optimiser of its own
-    pretext: InstanceCount | None = None  # a task whose batches the loop is to make
-    looks_at_target_batch: bool = True  # losses are made of the target batch's images, not only of requested ones
-    looks_at_source: bool = False  # `on_round` sweeps over the source: its test views must be there
-    balanced_source: bool = True  # source batches show every class equally often (OVANet); or each image equally often
-    normalises_batches: bool = False  # BatchNorm in new layers: a process needs two images of a domain, or more
-    lr_decay: float = 10.0  # the learning rate falls as (1 + lr_decay · t/T)^−0.75 (OVANet: 10)
-    steps: int = 10_000  # T, and
-    seed: int = 0  # of the run: see `begin`
-
-    def __init__(self, backbone: Backbone, num_classes: int, options: Any) -> None:
+    def __init__(self, backbone: Backbone, problem: Problem, options: Any) -> None:
         super().__init__()
-        # Numbers of the last step that are no losses: functions, called when a step is logged.
         self.watched: dict[str, Callable[[], Tensor]] = {}
-        self.backbone = backbone
-        self.num_classes = num_classes
-        self.options = options
+        self.backbone, self.problem, self.options = backbone, problem, options
 
-    def parameter_groups(self, turn: str = "goal") -> ParameterGroups:
-        """What a turn's optimiser updates."""
+    @property
+    def num_classes(self) -> int:
+        return self.problem.num_classes
+
+    def training_step(self, source: SourceBatch, target: TargetBatch, step: int) -> Losses:
+        """A step's losses by name, weighted."""
+        raise NotImplementedError  # abstract
+
+    def phases(self) -> Sequence[Phase]:
+        """The parts of a run. Called once, before training."""
+        return (Phase(turns=(Turn(self.training_step, self.groups()),)),)
+
+    def groups(self) -> tuple[Group, Group]:
+        """Everything that can learn: the backbone, and what is new."""
         pretrained = {id(p) for p in self.backbone.parameters()}
-        return ParameterGroups(
-            backbone=[p for p in self.parameters() if id(p) in pretrained and p.requires_grad],
-            new=[p for p in self.parameters() if id(p) not in pretrained and p.requires_grad],
+        learning = [p for p in self.parameters() if p.requires_grad]
+        return (
+            Group([p for p in learning if id(p) in pretrained], pretrained=True),
+            Group([p for p in learning if id(p) not in pretrained]),
         )
 
-    def begin(self, steps: int, seed: int) -> None:
-        """Before training: how many steps the run has in all, and its seed."""
-        self.steps, self.seed = steps, seed
-
-    def requests(self, step: int) -> Requests:
-        """Images that a step needs beside its batch: the batch's `extra` holds their training views by these names.
+    def wants(self, step: int) -> Sequence[Want]:
+        """Images that a step needs beside its batch.
 
         A function of the step, the run's seed and the buffers alone, so that a resumed run asks for the same images.
         """
+        return ()
+
+    def measures(self) -> Mapping[str, Callable[[Tensor], Tensor]]:
+        """Numbers that `--track` can ask for, by name: (B, 3, H, W) images → (B, …) values, whose mean is reported."""
         return {}
-
-    def training_step(self, source: SourceBatch, target: TargetBatch, step: int) -> dict[str, Tensor]:
-        """One step's losses by name, weighted; the loop adds them up, steps the optimiser and logs each."""
-        raise NotImplementedError  # abstract
-
-    def on_round(self, step: int, sweep: Sweep) -> None:
-        """Work over all images before the first step and after every `round_every` steps: clustering, memories.
-
-        What it learns must live in buffers, so that a checkpoint holds it. After the first step it may change how
-        features are scored, but not the features: an evaluation right after it takes those that it has seen.
-
-        Args:
-            sweep: `sweep("source")` and `sweep("target")` give the (N, d) features of all images of a domain.
-        """
-
-    def turn_losses(self, turn: str, source: SourceBatch, target: TargetBatch, step: int) -> dict[str, Tensor]:
-        """The losses of one of several turns."""
-        return self.training_step(source, target, step)
-
-    def forward(self, source: SourceBatch, target: TargetBatch, step: int, turn: str = "goal") -> dict[str, Tensor]:
-        """A turn's losses under the name that distributed wrappers intercept."""
-        return self.turn_losses(turn, source, target, step)
 
     def features(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) → (B, d)."""
@@ -148,7 +229,6 @@ class Method(nn.Module):
         """(B, d) → class logits and an unknown score in 0…1."""
         raise NotImplementedError  # abstract
 
-    def decide(self, scores: Scores) -> Tensor:
-        """(B,) labels: a source class, or C for "unknown"."""
-        best = scores.logits.argmax(dim=1)
-        return torch.where(scores.unknown > self.unknown_threshold, self.num_classes, best)
+    def forward(self, turn: Turn, source: SourceBatch, target: TargetBatch, step: int) -> Losses:
+        """A turn's losses, under the name that distributed wrappers intercept."""
+        return turn.losses(source, target, step)

@@ -20,16 +20,15 @@ memory loss's temperature: above ½ exactly if the unmatched one is nearer.
 
 Differences from the released code: it draws classes and clusters with repetition (nearly every batch has some twice,
 not only where few are matched), and CDD then pushes a class away from itself; here those of a batch differ, and there
-are fewer if fewer are matched (`--faithful` for the other). It keeps 10 logits without images in Office-31's open-set
-setting; here there are none (`--unused-logits 10`). Where every cluster is matched, it reports an HOS of 0; here there
-is no HOS if the target has no unknown images, and 0 only if it has some and none was refused. On VisDA and DomainNet it
-clusters by spherical k-means (faiss); here k-means is the same for all, on unit features. Its ramp and learning rate
-are cut off after 3,000 steps; here they are stretched to the run's length and end at the same values. k-means is seeded
-otherwise (`unida.clustering`). It resizes the short side: `--resize short`.
+are fewer if fewer are matched (`--repeat-classes` draws as it does). It keeps 10 logits without images in Office-31's
+open-set setting; here there are none (`--unused-logits 10`). Where every cluster is matched, it reports an HOS of 0;
+here there is no HOS if the target has no unknown images, and 0 only if it has some and none was refused. On VisDA and
+DomainNet it clusters by spherical k-means (faiss); here k-means is the same for all, on unit features. Its ramp and
+learning rate are cut off after 3,000 steps; here they are stretched to the run's length and end at the same values.
+k-means is seeded otherwise (`unida.clustering`). It resizes the short side: `--resize short`.
 """
 
 import logging
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,48 +36,36 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unida.clustering import Clusters, Consensus, consensus, kmeans_from, search_number_of_clusters, source_centres
-from unida.data.sampling import generator
+from unida.clustering.consensus import Consensus, consensus, search_number_of_clusters, source_centres
+from unida.clustering.kmeans import Clusters, kmeans_from
 from unida.errors import UserError
 from unida.losses.cdd import contrastive_domain_discrepancy
 from unida.losses.prototype_memory import memory_loss, ramp, update_memory
-from unida.methods.base import Method, Requests, Scores, SourceBatch, Sweep, TargetBatch
+from unida.methods.base import (
+    Losses,
+    Method,
+    Phase,
+    Problem,
+    Round,
+    Scores,
+    SourceBatch,
+    Sweep,
+    TargetBatch,
+    Turn,
+    Want,
+)
+from unida.methods.dcc_options import CARD, DCCOptions
 from unida.models.backbone import Backbone
+from unida.support.random import generator
 
 log = logging.getLogger("unida")
 
-NO_CLUSTER, UNMATCHED = -2, -1  # in place of the class that a row of the memory is matched to
+NO_CLUSTER, UNMATCHED = -2, -1  # instead of the class that a row of the memory is matched to
 FEWEST_STEPS = 10  # between two clusterings: with fewer, the features have hardly moved
-MATCHED, CLUSTERED = "matched classes", "clusters"  # names of the requested images
+MATCHED, CLUSTERED = "matched classes", "clusters"  # names of the images that it wants
 
 
-@dataclass(frozen=True)
-class DCCOptions:
-    bottleneck: int = 256
-    """Size of the feature that is clustered (DCC's code)."""
-    discrepancy_weight: float = 0.1
-    """λ, weight of the contrastive domain discrepancy (DCC's code, all data sets)."""
-    temperature: float = 0.1
-    """Of the softmax over prototypes (DCC, paper and code)."""
-    classes_per_batch: int = 10
-    """Matched classes, and clusters, that a step shows (DCC's code: 10 for Office-31, 6 for Office-Home)."""
-    images_per_class: int = 3
-    """Images of each in a domain; a matched cluster has more than that (DCC's code: Office-31 3, Office-Home 6)."""
-    cluster_interval: int = 2
-    """Step of the search for the number of clusters (DCC's code: 2 for Office-31, 5 for Office-Home)."""
-    clusters_per_class: int = 3
-    """The search ends at this many times the source's classes (DCC's code: 3 for Office-31, 5 for Office-Home)."""
-    cluster_every: int = 0
-    """Steps between two clusterings; 0: a fifteenth of the run, at least 10 (DCC's code: 200 of 3,000)."""
-    faithful: bool = False
-    """Draw a batch's classes and clusters with repetition, as DCC's code does: CDD then parts a class from itself."""
-    unused_logits: int = 0
-    """Classes without images beside the source's; the search counts them (DCC's code: 10 in Office-31's OSDA, or 0)."""
-    warm_up: int = 0
-    """Steps on the source alone; the next clustering ends them (DCC's code: 0 for Office-31, 400 for Office-Home)."""
-
-
-class Groups(NamedTuple):
+class Found(NamedTuple):
     """The images of the last clustering, by what they show. On the host, where indices are drawn."""
 
     clusters: list[np.ndarray]  # target images of each cluster
@@ -90,7 +77,7 @@ class Groups(NamedTuple):
 class Drawn(NamedTuple):
     """A step's images: n of each class or cluster, one class after the other."""
 
-    classes: np.ndarray  # (P,) all different, unless it is faithful
+    classes: np.ndarray  # (P,) all different, unless --repeat-classes
     source: np.ndarray  # (P n,) indices
     target: np.ndarray  # (P n,)
     clusters: np.ndarray  # (Z,) the same
@@ -98,20 +85,8 @@ class Drawn(NamedTuple):
 
 
 class DCC(Method):
-    name = "dcc"
-    title = "Clusters of the target that agree with classes of the source; the others are unknown"
-    paper = "Li et al., Domain Consensus Clustering, CVPR 2021"
-    settings = "CDA, PDA, OSDA, UniDA"
-    Options = DCCOptions
-    default_lr = 1e-3  # 10 η; the backbone's is η = 1e-4 (DCC's code: Office-31; Office-Home and DomainNet have 1e-3)
-    default_steps = 3_000  # (DCC's code)
-
-    balanced_source = False
-    looks_at_source = True
-    round_at_end = True  # it answers by its clusters: they are to be those of the last weights (DCC's code)
-    looks_at_target_batch = False  # its images of the target are those that it requests
-    normalises_batches = True
-    lr_decay = 3.0  # (1 + 10 t/10,000)^−0.75 up to t = 3,000 (DCC's code)
+    card = CARD
+    run_only = ("assignment", "source_labels", "rounds", "settled")
 
     memory: Tensor  # (K_max, d) unit rows, zeros where there is no cluster
     matched_class: Tensor  # (K_max,) int64: the class that a cluster is matched to, UNMATCHED or NO_CLUSTER
@@ -120,13 +95,12 @@ class DCC(Method):
     rounds: Tensor  # () int64: clusterings so far
     settled: Tensor  # () int64: 1 when two of them in a row had the same K, and it is not searched for any more
 
-    def __init__(self, backbone: Backbone, num_classes: int, options: DCCOptions) -> None:
-        super().__init__(backbone, num_classes, options)
-        _refuse_bad_numbers(options)
+    def __init__(self, backbone: Backbone, problem: Problem, options: DCCOptions) -> None:
+        super().__init__(backbone, problem, options)
         self.bottleneck = nn.Sequential(
             nn.Linear(backbone.num_features, options.bottleneck), nn.BatchNorm1d(options.bottleneck)
         )
-        self.num_logits = num_classes + options.unused_logits
+        self.num_logits = problem.num_classes + options.unused_logits
         self.classifier = nn.Linear(options.bottleneck, self.num_logits)
         for layer in backbone.modules():
             if isinstance(layer, nn.BatchNorm2d) and layer.affine:  # fixed, though statistics are the batch's
@@ -134,45 +108,55 @@ class DCC(Method):
         self.max_clusters = max(options.clusters_per_class * self.num_logits, options.cluster_interval)
         self.register_buffer("memory", torch.zeros(self.max_clusters, options.bottleneck))
         self.register_buffer("matched_class", torch.full((self.max_clusters,), NO_CLUSTER))
-        self.register_buffer("assignment", torch.zeros(0, dtype=torch.int64))
-        self.register_buffer("source_labels", torch.zeros(0, dtype=torch.int64))
+        self.register_buffer("assignment", torch.zeros(problem.num_target, dtype=torch.int64))
+        self.register_buffer("source_labels", torch.zeros(problem.num_source, dtype=torch.int64))
         self.register_buffer("rounds", torch.tensor(0))
         self.register_buffer("settled", torch.tensor(0))
-        self._groups: Groups | None = None  # kept only to save time: the buffers tell them
+        self._found: Found | None = None  # kept only to save time: it follows from the buffers
 
-    def begin(self, steps: int, seed: int) -> None:
-        super().begin(steps, seed)
-        self.round_every = self.options.cluster_every or max(FEWEST_STEPS, round(steps * 200 / 3000))
-        last, warm_up = (steps - 1) // self.round_every * self.round_every, self.options.warm_up
+    def phases(self) -> tuple[Phase]:
+        steps, warm_up = self.problem.steps, self.options.warm_up
+        every = self.options.cluster_every or max(FEWEST_STEPS, round(steps * 200 / 3000))
+        last = (steps - 1) // every * every
         if last < warm_up:
             raise UserError(
-                f"--warm-up {warm_up}: the last clustering that {steps} steps learn from is after {last}, so that "
-                f"there would be none: lower it to {last} or less, or train for more --steps"
+                f"--warm-up {warm_up}: no clustering would follow it that training still uses, as the last one in "
+                f"{steps} steps is after step {last}: lower it to {last} or less, or train for more --steps"
             )
+        return (
+            Phase(
+                turns=(Turn(self.training_step, self.groups(), decay=3.0),),  # 10 t/10,000 up to t = 3,000 (DCC's code)
+                # It answers by its clusters: they must be those of the last weights (DCC's code).
+                round=Round(self.cluster, every, at_end=True),
+                source="shuffled",
+                target=False,  # its images of the target are those that it wants
+                sweeps=("source", "target"),
+            ),
+        )
 
     def features(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) → (B, d), the neck."""
         neck: Tensor = self.bottleneck(self.backbone(images))
         return neck
 
-    def training_step(self, source: SourceBatch, target: TargetBatch, step: int) -> dict[str, Tensor]:
+    def training_step(self, source: SourceBatch, target: TargetBatch, step: int) -> Losses:
         # One pass for each domain and purpose: BatchNorm must not mix their statistics.
         losses = {"closed": self._cross_entropy(self.features(source.images), source.labels)}
         if MATCHED in source.extra:
-            losses |= self._matched_losses(source.extra[MATCHED], target.extra[MATCHED], step)
+            losses |= self._matched_losses(source.extra[MATCHED].images, target.extra[MATCHED].images, step)
         if CLUSTERED in target.extra:
-            losses["memory"] = ramp(step, self.steps) * self._memory_loss(target.extra[CLUSTERED], step)
-        groups, device = self.groups(), source.labels.device
-        self.watched["clusters"] = lambda: torch.tensor(len(groups.clusters), device=device)
-        self.watched["matched"] = lambda: torch.tensor(len(groups.classes), device=device)
+            losses["memory"] = ramp(step, self.problem.steps) * self._memory_loss(target.extra[CLUSTERED].images, step)
+        found, device = self.found(), source.labels.device
+        self.watched["clusters"] = lambda: torch.tensor(len(found.clusters), device=device)
+        self.watched["matched"] = lambda: torch.tensor(len(found.classes), device=device)
         return losses
 
-    def _matched_losses(self, source_images: Tensor, target_images: Tensor, step: int) -> dict[str, Tensor]:
+    def _matched_losses(self, source_images: Tensor, target_images: Tensor, step: int) -> Losses:
         classes = torch.from_numpy(self.drawn(step).classes).to(source_images.device)
         source, target = self.features(source_images), self.features(target_images)
         blocks = (len(classes), self.options.images_per_class, -1)
         discrepancy = contrastive_domain_discrepancy(
-            source.view(blocks), target.view(blocks), num_matched=len(self.groups().classes)
+            source.view(blocks), target.view(blocks), num_matched=len(self.found().classes)
         )
         labels = classes.repeat_interleave(self.options.images_per_class)
         return {
@@ -184,7 +168,7 @@ class DCC(Method):
         drawn = torch.from_numpy(self.drawn(step).clusters).to(images.device)
         clusters = drawn.repeat_interleave(self.options.images_per_class)
         features = self.features(images)
-        K = len(self.groups().clusters)
+        K = len(self.found().clusters)
         memory = update_memory(self.memory[:K], features, clusters)
         self.memory[:K] = memory
         return memory_loss(memory, features, clusters, self.options.temperature)
@@ -192,49 +176,48 @@ class DCC(Method):
     def _cross_entropy(self, features: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(self.classifier(features).float(), labels)
 
-    def requests(self, step: int) -> Requests:
-        drawn = self.drawn(step)
-        source, target = {}, {}
+    def wants(self, step: int) -> list[Want]:
+        drawn, wants = self.drawn(step), []
         if len(drawn.classes):
-            source[MATCHED], target[MATCHED] = drawn.source, drawn.target
+            wants += [Want(MATCHED, "source", drawn.source), Want(MATCHED, "target", drawn.target)]
         if len(drawn.clusters):
-            target[CLUSTERED] = drawn.clustered
-        return {"source": source, "target": target}
+            wants.append(Want(CLUSTERED, "target", drawn.clustered))
+        return wants
 
     def drawn(self, step: int) -> Drawn:
         """Images of a class or cluster are drawn with repetition, as in DCC's code."""
-        groups, count, n = self.groups(), self.options.classes_per_batch, self.options.images_per_class
-        draw = generator(self.seed, MATCHED, step)
-        places = self._some(len(groups.classes), count, draw)
-        source = _some_of_each([groups.source[i] for i in places], n, draw)
-        target = _some_of_each([groups.target[i] for i in places], n, draw)
-        draw = generator(self.seed, CLUSTERED, step)
-        clusters = self._some(len(groups.clusters), count, draw)
-        clustered = _some_of_each([groups.clusters[k] for k in clusters], n, draw)
-        return Drawn(np.array(groups.classes, dtype=np.int64)[places], source, target, clusters, clustered)
+        found, count, n = self.found(), self.options.classes_per_batch, self.options.images_per_class
+        draw = generator(self.problem.seed, MATCHED, step)
+        places = self._some(len(found.classes), count, draw)
+        source = _some_of_each([found.source[i] for i in places], n, draw)
+        target = _some_of_each([found.target[i] for i in places], n, draw)
+        draw = generator(self.problem.seed, CLUSTERED, step)
+        clusters = self._some(len(found.clusters), count, draw)
+        clustered = _some_of_each([found.clusters[k] for k in clusters], n, draw)
+        return Drawn(np.array(found.classes, dtype=np.int64)[places], source, target, clusters, clustered)
 
     def _some(self, groups: int, count: int, draw: np.random.Generator) -> np.ndarray:
         """Which of the groups a batch shows. DCC's code shuffles many copies of all: in effect, with repetition."""
-        if self.options.faithful and groups:
+        if self.options.repeat_classes and groups:
             return draw.integers(groups, size=count)
         return draw.permutation(groups)[:count]
 
-    def groups(self) -> Groups:
-        if self._groups is None:
+    def found(self) -> Found:
+        if self._found is None:
             assignment, labels = self.assignment.cpu().numpy(), self.source_labels.cpu().numpy()
             class_of = self.matched_class[self.matched_class != NO_CLUSTER].tolist()
             clusters = [np.flatnonzero(assignment == k) for k in range(len(class_of))]
             pairs = sorted((label, k) for k, label in enumerate(class_of) if label != UNMATCHED)
-            self._groups = Groups(
+            self._found = Found(
                 clusters=clusters,
                 classes=[label for label, _ in pairs],
                 source=[np.flatnonzero(labels == label) for label, _ in pairs],
                 target=[clusters[k] for _, k in pairs],
             )
-        return self._groups
+        return self._found
 
     @torch.no_grad()
-    def on_round(self, step: int, sweep: Sweep) -> None:
+    def cluster(self, step: int, sweep: Sweep) -> None:
         if step < self.options.warm_up:
             return
         source, target, labels = sweep("source"), sweep("target"), sweep.source_labels
@@ -242,22 +225,23 @@ class DCC(Method):
             source, target = F.normalize(source, dim=1), F.normalize(target, dim=1)
             clusters, agreement = self._cluster(source, labels, target)
         K = len(clusters.centres)
-        self.settled |= int(len(self.groups().clusters) == K)
+        self.settled |= int(len(self.found().clusters) == K)
         self.rounds += 1
         sizes = torch.bincount(clusters.assignment)
         pairs = agreement.pairs[sizes[agreement.pairs[:, 1]] > self.options.images_per_class]
         self.memory.zero_()[:K] = F.normalize(clusters.centres, dim=1)
         self.matched_class.fill_(NO_CLUSTER)[:K] = UNMATCHED
         self.matched_class[pairs[:, 1]] = pairs[:, 0]
-        self.assignment, self.source_labels = clusters.assignment, labels
-        self._groups = None
+        self.assignment.copy_(clusters.assignment)
+        self.source_labels.copy_(labels)
+        self._found = None
         log.info("step %d: %d clusters of the target, %d of them matched with classes", step, K, len(pairs))
 
     def _cluster(self, source: Tensor, labels: Tensor, target: Tensor) -> tuple[Clusters, Consensus]:
         """With unit features: k-means with the K that consensus chooses, or from the memory once K is settled."""
         centres = source_centres(source, labels, self.num_logits)
         if self.settled:
-            clusters = kmeans_from(target, self.memory[: len(self.groups().clusters)])
+            clusters = kmeans_from(target, self.memory[: len(self.found().clusters)])
             return clusters, consensus(source, labels, centres, target, clusters.assignment, clusters.centres)
         interval = self.options.cluster_interval
         found = search_number_of_clusters(
@@ -268,7 +252,7 @@ class DCC(Method):
             start=interval if self.rounds else self.num_logits,
             interval=interval,
             maximum=self.options.clusters_per_class * self.num_logits,
-            seed=self.seed,
+            seed=self.problem.seed,
         )
         return found.clusters, found.consensus
 
@@ -285,11 +269,7 @@ class DCC(Method):
         return Scores(logits, torch.where(margin > 0, unknown.clamp(min=just_above), unknown))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
-        """How many images there are is known to the run that is restored, not to a method that was made just now."""
-        for name in ("assignment", "source_labels"):
-            if (saved := state_dict.get(prefix + name)) is not None:
-                setattr(self, name, getattr(self, name).new_zeros(saved.shape))
-        self._groups = None
+        self._found = None  # of other buffers
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 
 
@@ -297,23 +277,3 @@ def _some_of_each(groups: list[np.ndarray], count: int, draw: np.random.Generato
     """(G · count,) members of the groups, drawn with repetition."""
     members = [group[draw.integers(len(group), size=count)] for group in groups]
     return np.concatenate([np.empty(0, dtype=np.int64), *members])
-
-
-def _refuse_bad_numbers(options: DCCOptions) -> None:
-    least = {
-        "bottleneck": 1,
-        "classes_per_batch": 2,  # BatchNorm needs images that differ, and a cluster may hold but one
-        "images_per_class": 2,  # and two in any case: a class that is alone in a batch is a batch
-        "cluster_interval": 1,
-        "clusters_per_class": 1,
-        "cluster_every": 0,
-        "unused_logits": 0,
-        "warm_up": 0,
-    }
-    for name, number in least.items():
-        if getattr(options, name) < number:
-            raise UserError(f"--{name.replace('_', '-')} is {getattr(options, name)}: it must be {number} or more")
-    if not 0 < options.temperature < float("inf"):
-        raise UserError(f"--temperature is {options.temperature}: it must be above 0, and finite")
-    if not 0 <= options.discrepancy_weight < float("inf"):
-        raise UserError(f"--discrepancy-weight is {options.discrepancy_weight}: it must not be below 0, and finite")

@@ -11,36 +11,25 @@ Differences from the released code: logs are taken as softplus instead of log(p 
 own number of steps (10,000 in the paper); see `unida.data.sampling` for the target's last batch of an epoch.
 """
 
-from dataclasses import dataclass
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unida.losses.one_vs_all import one_vs_all_entropy, one_vs_all_loss, probability_not_class
-from unida.methods.base import Method, Scores, SourceBatch, TargetBatch
+from unida.methods.base import Losses, Method, Problem, Scores, SourceBatch, TargetBatch
+from unida.methods.ovanet_options import CARD, OVANetOptions
 from unida.models.backbone import Backbone
 from unida.models.heads import OneVsAllHead
 
 
-@dataclass(frozen=True)
-class OVANetOptions:
-    entropy_weight: float = 0.1
-    """λ, weight of the target's one-vs-all entropy (the released code's `multi`, 0.1 for all data sets)."""
-
-
 class OVANet(Method):
-    name = "ovanet"
-    title = "One-vs-all network with entropy minimisation on the target"
-    paper = "Saito & Saenko, OVANet, ICCV 2021"
-    settings = "UniDA, OSDA"
-    Options = OVANetOptions
+    card = CARD
 
-    def __init__(self, backbone: Backbone, num_classes: int, options: OVANetOptions) -> None:
-        super().__init__(backbone, num_classes, options)
-        self.closed = nn.Linear(backbone.num_features, num_classes, bias=False)
-        self.one_vs_all = OneVsAllHead(backbone.num_features, num_classes)
+    def __init__(self, backbone: Backbone, problem: Problem, options: OVANetOptions) -> None:
+        super().__init__(backbone, problem, options)
+        self.closed = nn.Linear(backbone.num_features, problem.num_classes, bias=False)
+        self.one_vs_all = OneVsAllHead(backbone.num_features, problem.num_classes)
 
-    def training_step(self, source: SourceBatch, target: TargetBatch, step: int) -> dict[str, Tensor]:
+    def training_step(self, source: SourceBatch, target: TargetBatch, step: int) -> Losses:
         self.one_vs_all.normalise_rows()
         # Two passes: BatchNorm must not mix the statistics of the two domains.
         source_features = self.features(source.images)

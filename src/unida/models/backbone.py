@@ -5,7 +5,6 @@ map or a row of tokens. Weights keep timm's own names behind the prefix ``model.
 """
 
 import copy
-import difflib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,6 +21,8 @@ from torch import Tensor, nn
 
 from unida.errors import UserError
 from unida.models.weights import build_model
+from unida.support.random import torch_seed
+from unida.support.suggest import did_you_mean
 
 POOLED = "pooled"  # the place after the last tap: the feature vectors
 
@@ -163,9 +164,8 @@ class Backbone(nn.Module):
         """The tap's place in `taps`; a name that is not there is a UserError."""
         if tap in self.taps:
             return self.taps.index(tap)
-        near = difflib.get_close_matches(tap, self.taps, n=1)
-        hint = f"did you mean '{near[0]}'? " if near else ""
-        raise UserError(f"backbone '{self.name}' has no tap '{tap}': {hint}taps are {', '.join(self.taps)}")
+        hint = did_you_mean(tap, self.taps)
+        raise UserError(f"backbone {self.name!r} has no tap {tap!r}{hint}; taps are {', '.join(self.taps)}")
 
     def _measure_channels(self) -> dict[str, int]:
         """Channels at every tap, from a run on shapes alone (no memory, no arithmetic)."""
@@ -209,6 +209,12 @@ def create_backbone(name: str, weights: str | Path | None = None) -> Backbone:
     """
     model, normalisation = build_model(name, weights)
     return Backbone(model, name, normalisation.mean, normalisation.std)
+
+
+def open_backbone(name: str, weights: str | Path | None, seed: int) -> Backbone:
+    """As `create_backbone`; weights that are random on purpose are drawn from the run's seed."""
+    torch.manual_seed(torch_seed(seed, "backbone"))
+    return create_backbone(name, weights)
 
 
 @torch.no_grad()

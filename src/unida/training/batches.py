@@ -1,7 +1,6 @@
 """The batches of a run, and looks at all images beside them. All draws are functions of the seed and the step."""
 
-from collections.abc import Callable, Iterator
-from types import MappingProxyType
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -9,15 +8,16 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from unida.config import Config
-from unida.data.augment import Inputs
-from unida.data.cache import Pixels
 from unida.data.domains import Source, Target
-from unida.data.sampling import BalancedSampler, ShuffledSampler, generator, shard
-from unida.methods.base import Domain, Method, Requests, SourceBatch, TargetBatch
-from unida.pretext.instance_count import InstanceCount, PretextBatch
+from unida.data.pixels import Pixels
+from unida.data.sampling import BalancedSampler, ShuffledSampler, shard
+from unida.features.inputs import Inputs
+from unida.methods.base import DomainName, Method, Phase, SourceBatch, TargetBatch, Want
+from unida.recipes.base import ImageRecipe, Made, Recipe
+from unida.support.random import generator
 
 SWEEP_BATCH = 64
-NO_REQUESTS: Requests = MappingProxyType({})
+WHOLE = slice(0, None)
 
 
 class BatchStream:
@@ -30,95 +30,124 @@ class BatchStream:
         inputs: Inputs,
         config: Config,
         fabric: Fabric,
-        pretext: InstanceCount | None = None,
-        balanced_source: bool = True,
+        recipes: Mapping[str, Recipe],
     ) -> None:
-        self.pretext = pretext
-        size, self.seed = config.training.batch_size, config.training.seed
-        self.source, self.target, self.inputs = source, target, inputs
+        self.batch_size, self.seed = config.training.batch_size, config.training.seed
+        self.source, self.target, self.inputs, self.recipes = source, target, inputs, recipes
         self.rank, self.processes = fabric.global_rank, fabric.world_size
-        self.source_sampler = (
-            BalancedSampler(source.labels, size, self.seed)
-            if balanced_source
-            else ShuffledSampler(len(source.pixels), size, self.seed, "source epoch")
-        )
-        self.target_sampler = ShuffledSampler(len(target.pixels), size, self.seed)
+        size, seed = self.batch_size, self.seed
+        self.source_samplers: dict[str, BalancedSampler | ShuffledSampler] = {
+            "balanced": BalancedSampler(source.labels, size, seed),
+            "shuffled": ShuffledSampler(len(source.pixels), size, seed, "source epoch"),
+        }
+        self.target_sampler = ShuffledSampler(len(target.pixels), size, seed)
 
-    def batch(self, step: int, requests: Requests = NO_REQUESTS) -> tuple[SourceBatch, TargetBatch]:
-        source_index, target_index = self.source_sampler.batch(step), self.target_sampler.batch(step)
-        part = shard(source_index, self.rank, self.processes)
-        source_draw = generator(self.seed, "source view", step)
-        target_draw = generator(self.seed, "target view", step)
-        source_images = self.inputs.training_view(self.source.pixels, source_index, source_draw, part)
-        target_images = self.inputs.training_view(self.target.pixels, target_index, target_draw, part)
+    def pixels(self, domain: DomainName) -> Pixels:
+        return (self.source if domain == "source" else self.target).pixels
 
-        def on_device(numbers: np.ndarray) -> Tensor:
-            return torch.from_numpy(numbers).to(self.inputs.device, non_blocking=True)
-
+    def batch(self, step: int, phase: Phase, wants: Sequence[Want] = ()) -> tuple[SourceBatch, TargetBatch]:
+        """What a phase looks at in a step; a batch that it does not look at is empty."""
+        nothing = np.zeros(0, dtype=np.int64)
+        source_index = self.source_samplers[phase.source].batch(step) if phase.source is not None else nothing
+        target_index = self.target_sampler.batch(step)
+        for want in wants:
+            assert phase.source is not None or want.domain == "target", f"phase {phase.name!r} has no source"
+        source_images = self._views("source", step, source_index)
+        of_batch = any(want.domain == "target" and want.indices is None for want in wants)
+        target_images = self._views("target", step, target_index if phase.target or of_batch else nothing)
+        source_extra = self._wanted("source", step, wants, source_images, source_index)
+        target_extra = self._wanted("target", step, wants, target_images, target_index)
+        if not phase.target:
+            target_index, target_images = nothing, target_images[:0]
+        mine = source_index[shard(source_index, self.rank, self.processes)]
         return (
-            SourceBatch(
-                images=source_images,
-                labels=on_device(self.source.labels[source_index[part]]),
-                indices=on_device(source_index[part]),
-                pretext=self._pretext("source", step, source_images, source_index, part),
-                extra=self._requested("source", step, requests),
-            ),
+            SourceBatch(source_images, self._on_device(self.source.labels[mine]), self._on_device(mine), source_extra),
             TargetBatch(
-                images=target_images,
-                indices=on_device(target_index[part]),
-                pretext=self._pretext("target", step, target_images, target_index, part),
-                extra=self._requested("target", step, requests),
+                target_images,
+                self._on_device(target_index[shard(target_index, self.rank, self.processes)]),
+                target_extra,
             ),
         )
 
-    def _requested(self, domain: Domain, step: int, requests: Requests) -> dict[str, Tensor]:
-        """Training views of the images that a method asked for, all of them on every process.
+    def _views(self, domain: DomainName, step: int, index: np.ndarray) -> Tensor:
+        """This process's share of the batch's training views."""
+        if not len(index):
+            return torch.empty(0, device=self.inputs.device)
+        draw = generator(self.seed, f"{domain} view", step)
+        part = shard(index, self.rank, self.processes)
+        return self.inputs.training_view(self.pixels(domain), index, draw, part)
 
-        Losses on them are then the same on each, and so is their mean: a loss over classes cannot be cut into shares
-        as a mean over images can.
+    def _wanted(
+        self, domain: DomainName, step: int, wants: Sequence[Want], images: Tensor, index: np.ndarray
+    ) -> dict[str, Made]:
+        """What the method wants beside the batch. What is made of the batch is shared by the processes as the batch is.
+
+        Images that it names are given to every process, all of them: losses on them are then the same on each, and so
+        is their mean. A loss over classes cannot be cut into shares as a mean over images can.
         """
-        pixels = (self.source if domain == "source" else self.target).pixels
-        views = {}
-        for name, index in requests.get(domain, {}).items():
-            draw = generator(self.seed, f"{domain} view, {name}", step)
-            views[name] = self.inputs.training_view(pixels, index, draw, slice(0, None))
-        return views
+        found = {}
+        for want in (want for want in wants if want.domain == domain):
+            if want.indices is None:
+                draw = generator(self.seed, f"{domain} {want.name}", step)  # of its own: other draws stay as they are
+                recipe, part = self.recipes[want.recipe or ""], shard(index, self.rank, self.processes)
+                found[want.name] = self.inputs.made(recipe, self.pixels(domain), index, draw, part, images)
+            else:
+                draw = generator(self.seed, f"{domain} view, {want.name}", step)
+                found[want.name] = self._views_of(domain, want.indices, want.recipe, draw)
+        return found
 
-    def _pretext(self, domain: str, step: int, images: Tensor, index: np.ndarray, part: slice) -> PretextBatch | None:
-        """The domain's batch of the method's pretext task, from a stream of its own: other draws stay as they are."""
-        if self.pretext is None:
-            return None
-        pixels = (self.source if domain == "source" else self.target).pixels
-        draw = generator(self.seed, f"{domain} pretext", step)
-        return self.inputs.pretext(self.pretext, pixels, images, index, draw, part)
+    def _views_of(self, domain: DomainName, index: np.ndarray, recipe: str | None, draw: np.random.Generator) -> Made:
+        pixels = self.pixels(domain)
+        views = self.inputs.training_view(pixels, index, draw, WHOLE)
+        if recipe is not None:
+            return self.inputs.made(self.recipes[recipe], pixels, index, draw, WHOLE, views)
+        which = self._on_device(index)
+        return Made(views, torch.zeros_like(which), which[:, None])
 
-    def whole_pretext(self, domain: Domain, number: int) -> PretextBatch | None:
-        """A pretext batch beside the training steps, whole on every process."""
-        pixels = (self.source if domain == "source" else self.target).pixels
-        draw = generator(self.seed, f"{domain} pretext to look at", number)
-        index, whole = draw.integers(len(pixels), size=self.source_sampler.batch_size), slice(0, None)
-        images = self.inputs.training_view(pixels, index, draw, whole)
-        return self.inputs.pretext(self.pretext, pixels, images, index, draw, whole) if self.pretext else None
+    def made(self, domain: DomainName, recipe: str, number: int) -> Made:
+        """A batch of what a recipe makes, beside the training steps, whole on every process."""
+        draw = generator(self.seed, f"{domain} {recipe} to look at", number)
+        index = draw.integers(len(self.pixels(domain)), size=self.batch_size)
+        return self._views_of(domain, index, recipe, draw)
+
+    def sweep(self, method: Method) -> "AllImages":
+        """For work over all images between the steps."""
+        return AllImages(method, self)
+
+    def _on_device(self, numbers: np.ndarray) -> Tensor:
+        return torch.from_numpy(numbers).to(self.inputs.device, non_blocking=True)
 
 
 def over_test_views(
-    compute: Callable[[Tensor], Tensor], pixels: Pixels, inputs: Inputs, count: int | None = None
+    compute: Callable[[Tensor], Tensor],
+    pixels: Pixels,
+    inputs: Inputs,
+    count: int | None = None,
+    recipe: ImageRecipe | None = None,
 ) -> Tensor:
-    """(N, …) float32: what `compute` makes of the test view of each image, or of the first `count`."""
+    """(N, …) float32: what `compute` makes of the test view of each image, or of the first `count`.
+
+    Args:
+        recipe: makes an image of each test view first.
+    """
     index = np.arange(len(pixels) if count is None else count)
-    batches = np.split(index, range(SWEEP_BATCH, len(index), SWEEP_BATCH))
-    return torch.cat([compute(inputs.test_view(pixels, batch)).float() for batch in batches])
+    found = []
+    for batch in np.split(index, range(SWEEP_BATCH, len(index), SWEEP_BATCH)):
+        views = inputs.test_view(pixels, batch) if recipe is None else inputs.made_test_view(recipe, pixels, batch)
+        found.append(compute(views).float())
+    return torch.cat(found)
 
 
-def images_shown(method: Method, source: SourceBatch, target: TargetBatch, processes: int = 1) -> int:
-    """Images and mosaics of a step that go through the network; those that all processes are given alike count once."""
-    shared = len(source.images) + (len(target.images) if method.looks_at_target_batch else 0)
-    shared += sum(len(batch.pretext.images) for batch in (source, target) if batch.pretext is not None)
-    alike = sum(len(views) for batch in (source, target) for views in batch.extra.values())
+def images_shown(source: SourceBatch, target: TargetBatch, wants: Sequence[Want], processes: int = 1) -> int:
+    """Images of a step that go through the network; those that all processes are given alike count once."""
+    extras = {"source": source.extra, "target": target.extra}
+    shared = len(source.images) + len(target.images)
+    shared += sum(len(extras[want.domain][want.name].images) for want in wants if want.indices is None)
+    alike = sum(len(want.indices) for want in wants if want.indices is not None)
     return shared * processes + alike
 
 
-class Looking:
+class AllImages:
     """The `Sweep` of a method: each process looks at all images, so that all agree."""
 
     def __init__(self, method: Method, stream: BatchStream) -> None:
@@ -130,17 +159,20 @@ class Looking:
         return torch.from_numpy(self.stream.source.labels).to(self.stream.inputs.device)
 
     def __call__(
-        self, domain: Domain, compute: Callable[[Tensor], Tensor] | None = None, limit: int | None = None
+        self,
+        domain: DomainName,
+        compute: Callable[[Tensor], Tensor] | None = None,
+        limit: int | None = None,
+        recipe: str | None = None,
     ) -> Tensor:
-        pixels = (self.stream.source if domain == "source" else self.stream.target).pixels
+        pixels = self.stream.pixels(domain)
         count = len(pixels) if limit is None else min(limit, len(pixels))
-        found = over_test_views(compute or self.method.features, pixels, self.stream.inputs, count)
-        if domain == "target" and compute is None and limit is None:
+        made_by = None if recipe is None else self.stream.recipes[recipe]
+        assert made_by is None or isinstance(made_by, ImageRecipe)
+        found = over_test_views(compute or self.method.features, pixels, self.stream.inputs, count, made_by)
+        if domain == "target" and compute is None and limit is None and recipe is None:
             self.target_features = found
         return found
 
-    def pretext(self, domain: Domain, batches: int) -> Iterator[PretextBatch]:
-        for number in range(batches):
-            batch = self.stream.whole_pretext(domain, number)
-            assert batch is not None  # the method has a task, or it would not ask
-            yield batch
+    def made(self, domain: DomainName, recipe: str, batches: int) -> Iterator[Made]:
+        return (self.stream.made(domain, recipe, number) for number in range(batches))

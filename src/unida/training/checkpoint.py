@@ -1,56 +1,37 @@
-"""What a killed run needs to go on: one safetensors file, written aside, synced and renamed. No pickle.
+"""What a killed run needs to continue: one file, written aside, synced and renamed.
 
 One file, because a rename is atomic for a file but not for a folder: whoever reads it finds a whole checkpoint, the old
 one or the new one.
 """
 
 import json
-import os
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from unida.errors import UserError
+from unida.support.tensorfile import read_tensors, write_tensors
 
 
-def write_atomically(tensors: dict[str, Tensor], metadata: dict[str, str], path: Path) -> None:
-    """Save tensors so that `path` holds, at any moment, either what it held or all of the new."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(path.name + ".tmp")
-    save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, aside, metadata)
-    descriptor = os.open(aside, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    os.replace(aside, path)
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come. Samplers and augmentation have no state, so the step number stands for them."""
+
+    step: int  # steps taken
+    phase: int = 0  # the phase of the last one
+    seconds: float = 0.0  # that the run has taken
+    scaler: dict[str, Any] = field(default_factory=dict)  # state of the gradient scaler
+    losses: dict[str, dict[str, float]] = field(default_factory=dict)  # by turn, the last ones
+    run: str = ""  # fingerprint of the run's config
 
 
-def read_metadata(path: Path) -> dict[str, str]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            return dict(file.metadata() or {})
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{path} cannot be read as a safetensors file: {error}") from error
-
-
-def save_checkpoint(
-    path: Path,
-    method: nn.Module,
-    optimisers: Mapping[str, torch.optim.Optimizer],
-    step: int,
-    seconds: float = 0.0,
-    scaler: dict[str, Any] | None = None,
-) -> None:
-    """The state after `step` steps, which took `seconds`: weights, buffers and the optimisers, by turn.
-
-    Samplers and augmentation have no state (`unida.data.sampling`), so the step number stands for them.
-    """
+def save_checkpoint(path: Path, method: nn.Module, optimisers: Mapping[str, Optimizer], progress: Progress) -> None:
+    """The state after a step: weights, buffers and the phase's optimisers, by turn."""
     tensors = {f"method/{name}": tensor for name, tensor in method.state_dict().items()}
     numbers: dict[str, dict[str, dict[str, Any]]] = {turn: {} for turn in optimisers}
     for turn, optimiser in optimisers.items():
@@ -60,43 +41,47 @@ def save_checkpoint(
                     tensors[f"optimiser/{turn}/{index}/{key}"] = value
                 else:
                     numbers[turn].setdefault(str(index), {})[key] = value
-    metadata = {
-        "step": str(step),
-        "seconds": str(seconds),
-        "optimiser": json.dumps(numbers),
-        "scaler": json.dumps(scaler or {}),
-    }
-    write_atomically(tensors, metadata, path)
+    write_tensors(path, tensors, {"progress": json.dumps(asdict(progress)), "optimiser": json.dumps(numbers)})
 
 
-def load_checkpoint(
-    path: Path, method: nn.Module, optimisers: Mapping[str, torch.optim.Optimizer]
-) -> tuple[int, float, dict[str, Any]]:
-    """Restore a state in place. Returns the steps and seconds it had taken, and the gradient scaler's state."""
-    metadata, tensors = read_metadata(path), load_file(path)
-    try:
-        _restore(metadata, tensors, method, optimisers)
-        return int(metadata["step"]), float(metadata["seconds"]), json.loads(metadata["scaler"])
-    except (LookupError, ValueError, RuntimeError) as error:  # names or shapes that are not those of today
-        raise UserError(f"{path} was made by another version of unida: start anew with another --out") from error
+class Checkpoint:
+    """A checkpoint that was read from its file, to be put back into a method and its optimisers."""
 
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.tensors, self.notes = read_tensors(path)
+        try:
+            self.progress = Progress(**json.loads(self.notes["progress"]))
+        except (LookupError, ValueError, TypeError) as error:
+            raise self._other_version() from error
 
-def _restore(
-    metadata: Mapping[str, str],
-    tensors: Mapping[str, Tensor],
-    method: nn.Module,
-    optimisers: Mapping[str, torch.optim.Optimizer],
-) -> None:
-    method.load_state_dict({k.removeprefix("method/"): v for k, v in tensors.items() if k.startswith("method/")})
-    numbers = json.loads(metadata["optimiser"])
-    for turn, optimiser in optimisers.items():
-        entries: dict[int, dict[str, Any]] = {int(i): dict(v) for i, v in numbers[turn].items()}
+    def restore_method(self, method: nn.Module) -> None:
+        own = {k.removeprefix("method/"): v for k, v in self.tensors.items() if k.startswith("method/")}
+        try:
+            method.load_state_dict(own)
+        except RuntimeError as error:  # names or shapes that are not those of today
+            raise self._other_version() from error
+
+    def restore_optimisers(self, optimisers: Mapping[str, Optimizer]) -> None:
+        try:
+            numbers = json.loads(self.notes["optimiser"])
+            for turn, optimiser in optimisers.items():
+                self._restore(turn, optimiser, numbers[turn])
+        except (LookupError, ValueError, RuntimeError) as error:
+            raise self._other_version() from error
+
+    def _restore(self, turn: str, optimiser: Optimizer, numbers: dict[str, dict[str, Any]]) -> None:
+        entries: dict[int, dict[str, Any]] = {int(i): dict(v) for i, v in numbers.items()}
         parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
-        for name, tensor in tensors.items():
-            if name.startswith(f"optimiser/{turn}/"):
-                _, _, index, key = name.split("/")
+        prefix = f"optimiser/{turn}/"
+        for name, tensor in self.tensors.items():
+            if name.startswith(prefix):
+                index, key = name.removeprefix(prefix).split("/")
                 entries.setdefault(int(index), {})[key] = _laid_out_like(parameters[int(index)], tensor)
         optimiser.load_state_dict({**optimiser.state_dict(), "state": entries})
+
+    def _other_version(self) -> UserError:
+        return UserError(f"{self.path} was made by another version of unida: start again with another --out")
 
 
 def _laid_out_like(parameter: Tensor, state: Tensor) -> Tensor:

@@ -29,11 +29,11 @@ class MetricsLog:
         self.file = self.path.open("a")
         self.board = SummaryWriter(str(folder), purge_step=resume_step + 1 if resume_step else None)
 
-    def write(self, step: int, kind: str, numbers: Mapping[str, float | None]) -> None:
+    def write(self, step: int, kind: str, numbers: Mapping[str, float | str | None]) -> None:
         self.file.write(json.dumps({"step": step, "kind": kind, **numbers}) + "\n")
         self.file.flush()
         for name, number in numbers.items():
-            if number is not None:
+            if isinstance(number, int | float):
                 self.board.add_scalar(f"{kind}/{name}", number, step)
 
     def close(self) -> None:

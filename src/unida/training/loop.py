@@ -1,11 +1,8 @@
 """The training loop. It knows no method's name: it takes batches, sums losses, steps, logs and saves."""
 
 import logging
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +10,21 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
-from unida.config import Config
-from unida.data.cache import Pixels
-from unida.data.sampling import torch_seed
+from unida.config import Config, fingerprint_of
+from unida.data.pixels import Pixels
 from unida.errors import UserError
-from unida.methods.base import Method, SourceBatch, TargetBatch
-from unida.processes import share_buffers, share_parameters
-from unida.progress import progress
-from unida.training.batches import BatchStream, Looking, images_shown
-from unida.training.checkpoint import load_checkpoint, save_checkpoint
+from unida.methods.base import Losses, Method, Phase, SourceBatch, TargetBatch, Turn, spans
+from unida.support.processes import share_buffers, share_parameters
+from unida.support.progress import progress
+from unida.support.random import torch_seed
+from unida.support.signals import Interrupted, stop_requested
+from unida.training.batches import AllImages, BatchStream, images_shown
+from unida.training.checkpoint import Checkpoint, Progress, save_checkpoint
+from unida.training.devices import expect_unused_parameters
 from unida.training.logging import MetricsLog
-from unida.training.optim import build_optimisers, set_learning_rate
+from unida.training.optim import build_optimiser, covers_all, learning_rates, set_learning_rate
 
 log = logging.getLogger("unida")
-
-
-class Interrupted(Exception):
-    """The user pressed Ctrl-C (or a scheduler sent SIGTERM). The run is saved and can be resumed."""
 
 
 class TrainingDiverged(UserError):
@@ -40,6 +35,8 @@ class Training:
     """One run of a method, from the folder's checkpoint if there is one to the configured number of steps.
 
     Args:
+        phases: of the method.
+        folder: for the checkpoint and the log; None keeps neither.
         evaluate: called on the evaluation interval, on every process, with the number of steps taken.
     """
 
@@ -47,36 +44,43 @@ class Training:
         self,
         fabric: Fabric,
         method: Method,
+        phases: Sequence[Phase],
         stream: BatchStream,
         config: Config,
-        folder: Path,
-        evaluate: Callable[[int], dict[str, float | None]] | None,
+        folder: Path | None = None,
+        evaluate: Callable[[int], dict[str, float | None]] | None = None,
     ) -> None:
-        self.fabric, self.method, self.stream, self.config, self.folder = (
-            fabric,
-            method,
-            stream,
-            config,
-            folder,
-        )
+        self.fabric, self.method, self.phases, self.stream, self.config = fabric, method, phases, stream, config
         self.evaluate = evaluate
         steps, checkpoint_every = config.training.steps, config.output.checkpoint_every
-        assert steps is not None and checkpoint_every is not None  # resolved when the run was made
+        assert steps is not None and checkpoint_every is not None  # complete
         self.steps, self.checkpoint_every = steps, checkpoint_every
-        method.begin(steps, config.training.seed)
-        optimisers = build_optimisers(method, config.training)
-        self.wrapped, *ready = fabric.setup(method, *optimisers.values())
-        self.optimisers: dict[str, Any] = dict(zip(optimisers, ready, strict=True))
+        self.spans = spans(phases, steps)
+        expect_unused_parameters(fabric, not all(covers_all(turn, method) for phase in phases for turn in phase.turns))
+        self.wrapped = fabric.setup_module(method)
         self.scaler = getattr(fabric.strategy.precision, "scaler", None)
-        self.checkpoint = folder / "checkpoint" / "resume.safetensors"
-        self.saved_step: int | None = None  # that the checkpoint is of
-        self.done = self._restore()
-        self.metrics = MetricsLog(folder, self.done) if fabric.is_global_zero else None
+        self.place = -1  # the current phase's in `phases`
+        self.optimisers: dict[str, Any] = {}  # of its turns
+        self.latest: dict[str, Losses] = {}  # of each turn, when it was last due
+        self.checkpoint = None if folder is None else folder / "checkpoint" / "resume.safetensors"
+        self.saved_step: int | None = None  # step of the last checkpoint
+        self.done = 0  # steps taken
+        self.seconds_before = 0.0  # that this run took before it was resumed
+        self._restore()
+        self.metrics = MetricsLog(folder, self.done) if folder is not None and fabric.is_global_zero else None
         self.started = time.monotonic()
         self.seconds = 0.0  # spent in steps and rounds by this process, without evaluation and checkpoints
-        self._swept: Tensor | None = None  # the target's features, from a round after the last step so far
-        self.images_of_step = 0
         self.images_here = 0  # shown to the network in these seconds, by all processes
+        self.steps_here = 0
+        self._swept: Tensor | None = None  # the target's features, from a round after the last step so far
+
+    @property
+    def phase(self) -> Phase:
+        return self.phases[self.place]
+
+    @property
+    def span(self) -> range:
+        return self.spans[self.place]
 
     def run(self) -> None:
         self.method.train()
@@ -88,20 +92,12 @@ class Training:
 
     def _run(self) -> None:
         visible = self.fabric.is_global_zero
-        with _stop_requested() as stop, progress("training", self.steps, self.done, visible) as report:
+        with stop_requested() as stop, progress("training", self.steps, self.done, visible) as report:
+            self.enter_phases()
             while self.done < self.steps:
-                start = time.perf_counter()
-                if self.done == 0 and self.method.round_every:
-                    self._round()
-                losses = self._step(self.done)
-                self.done += 1
-                note = self._log(losses) if self._logging_now(self.done) else None
-                if self._round_now():  # before evaluation and checkpoint, which go by what it finds
-                    self._round()
-                self.seconds += time.perf_counter() - start
-                self.images_here += self.images_of_step
-                if note is not None:
-                    report(self.done, note)
+                self.take_step()
+                if self._logging_now(self.done):
+                    report(self.done, self._log())
                 if self._evaluating_now():  # before the checkpoint: a run killed in between evaluates again
                     self._evaluate()
                 stopping = self._asking_others(self.done) and self._agreed(stop.is_set())
@@ -109,6 +105,62 @@ class Training:
                     self._save()
                 if stopping and self.done < self.steps:
                     raise Interrupted(f"stopped after step {self.done} of {self.steps}; the run is saved")
+                self.enter_phases()
+
+    def enter_phases(self) -> None:
+        """Begin the next phase if the current one is over; phases without steps begin and are over."""
+        while self.place + 1 < len(self.phases) and (self.place < 0 or self.done >= self.span.stop):
+            start = time.perf_counter()
+            self.place += 1
+            if len(self.phases) > 1:
+                log.info(
+                    "phase %d of %d: %s, %d steps", self.place + 1, len(self.phases), self.phase.name, len(self.span)
+                )
+            if self.phase.start is not None:
+                self._look_at_images(lambda sweep: self.phase.start(sweep))  # type: ignore[misc]
+            self._set_optimisers()
+            if self.phase.round is not None:
+                self.take_round()
+            self.seconds += time.perf_counter() - start
+
+    def _set_optimisers(self) -> None:
+        self.latest = {}
+        built = [build_optimiser(turn, self.config.training) for turn in self.phase.turns]
+        ready = [self.fabric.setup_optimizers(optimiser) for optimiser in built]
+        self.optimisers = {turn.name: optimiser for turn, optimiser in zip(self.phase.turns, ready, strict=True)}
+
+    def take_step(self, with_round: bool = True) -> None:
+        """A step of the current phase, and the round that is due after it."""
+        start, step = time.perf_counter(), self.done
+        self._swept = None
+        wants = self.method.wants(step)
+        batch = self.stream.batch(step, self.phase, wants)
+        due = [turn for turn in self.phase.turns if turn.due is None or turn.due(step)]
+        for turn in due:
+            self.latest[turn.name] = self._take_turn(turn, batch, step, is_first=turn is due[0])
+        self.done += 1
+        if with_round and self._round_now():  # before evaluation and checkpoint, which go by what it finds
+            self.take_round()
+        self.images_here += images_shown(*batch, wants, self.fabric.world_size)
+        self.steps_here += 1
+        self.seconds += time.perf_counter() - start
+
+    def _take_turn(self, turn: Turn, batch: tuple[SourceBatch, TargetBatch], step: int, is_first: bool) -> Losses:
+        training, optimiser = self.config.training, self.optimisers[turn.name]
+        set_learning_rate(optimiser, step - self.span.start, len(self.span), turn.decay)
+        purpose = "step" if turn is self.phase.turns[0] else f"step {turn.name}"  # dropout and the like
+        torch.manual_seed(torch_seed(training.seed, purpose, step, self.fabric.global_rank))
+        losses: Losses = self.wrapped(turn, *batch, step)
+        self.fabric.backward(torch.stack(list(losses.values())).sum())
+        # Reading a loss waits for the device. On one CPU that costs nothing; elsewhere only the logged steps are read.
+        alone_on_cpu = self.fabric.device.type == "cpu" and self.fabric.world_size == 1
+        if alone_on_cpu or self._logging_now(step + 1) or self._saving_now(step + 1):
+            self._refuse_non_finite(losses, step, is_first)
+        if training.clip_norm is not None:
+            self.fabric.clip_gradients(self.wrapped, optimiser, max_norm=training.clip_norm, error_if_nonfinite=False)
+        optimiser.step()
+        self.method.zero_grad(set_to_none=True)  # all: a turn's gradients reach parameters that are not its own
+        return {name: loss.detach() for name, loss in losses.items()}
 
     def features_of(self, pixels: Pixels) -> Tensor | None:
         """(N, d) of these images, if a round has just computed them for clustering: evaluation need not do it again.
@@ -121,53 +173,32 @@ class Training:
         return self._swept if theirs == ours else None
 
     def images_per_second(self) -> float:
-        """Images and mosaics that steps of all processes show to the network; those of rounds are not counted."""
+        """Images that steps of all processes show to the network; those of rounds are not counted."""
         return self.images_here / self.seconds if self.seconds else 0.0
 
-    def _step(self, step: int) -> dict[str, Tensor]:
-        self._swept = None
-        batch = self.stream.batch(step, self.method.requests(step))
-        self.images_of_step = images_shown(self.method, *batch, self.fabric.world_size)
-        losses: dict[str, Tensor] = {}
-        for turn in self.optimisers:
-            losses |= self._take_turn(turn, batch, step)
-        return losses
-
-    def _take_turn(self, turn: str, batch: tuple[SourceBatch, TargetBatch], step: int) -> dict[str, Tensor]:
-        training, optimiser = self.config.training, self.optimisers[turn]
-        set_learning_rate(optimiser, step, self.steps, self.method.lr_decay)
-        purpose = "step" if turn == self.method.turns[0] else f"step {turn}"  # dropout and the like
-        torch.manual_seed(torch_seed(training.seed, purpose, step, self.fabric.global_rank))
-        losses: dict[str, Tensor] = self.wrapped(*batch, step, turn)
-        self.fabric.backward(torch.stack(list(losses.values())).sum())
-        # Reading a loss waits for the device. On one CPU that costs nothing; elsewhere only the logged steps are read.
-        alone_on_cpu = self.fabric.device.type == "cpu" and self.fabric.world_size == 1
-        if alone_on_cpu or self._logging_now(step + 1) or self._saving_now(step + 1):
-            self._refuse_non_finite(losses, step, turn)
-        if training.clip_norm is not None:
-            self.fabric.clip_gradients(self.wrapped, optimiser, max_norm=training.clip_norm, error_if_nonfinite=False)
-        optimiser.step()
-        self.method.zero_grad(set_to_none=True)  # all: a turn's gradients reach parameters that are not its own
-        return {name: loss.detach() for name, loss in losses.items()}
-
     def _round_now(self) -> bool:
-        every = self.method.round_every
-        if self.done == self.steps:
-            return every > 0 and self.method.round_at_end
-        return every > 0 and self.done % every == 0
+        work, done = self.phase.round, self.done - self.span.start
+        if work is None:
+            return False
+        return work.at_end if done == len(self.span) else done % work.every == 0
+
+    def take_round(self) -> None:
+        work = self.phase.round
+        assert work is not None
+        self._swept = self._look_at_images(lambda sweep: work.work(self.done, sweep)).target_features
 
     @torch.no_grad()
-    def _round(self) -> None:
-        """Every process does it all. They start from the same statistics, and go on with the main one's findings."""
+    def _look_at_images(self, work: Callable[[AllImages], None]) -> AllImages:
+        """Every process does it all. They start from the same statistics, and continue with what the main one found."""
         self.method.eval()
         share_buffers(self.fabric, self.method)
-        sweep = Looking(self.method, self.stream)
+        sweep = self.stream.sweep(self.method)
         with self.fabric.autocast():
-            self.method.on_round(self.done, sweep)
-        self._swept = sweep.target_features
+            work(sweep)
         share_buffers(self.fabric, self.method)
         share_parameters(self.fabric, self.method)
         self.method.train()
+        return sweep
 
     def _logging_now(self, done: int) -> bool:
         return done % self.config.output.log_every == 0 or done == self.steps
@@ -179,20 +210,23 @@ class Training:
         """Agreeing with other processes waits for all of them: only done when logging. Alone, it costs nothing."""
         return self.fabric.world_size == 1 or self._logging_now(done)
 
-    def _log(self, losses: dict[str, Tensor]) -> str:
-        """Write this step's losses (the mean over processes). Returns them as a note for the progress bar."""
+    def _log(self) -> str:
+        """Write the last losses of each turn (the mean over processes). Returns them as a note for the progress bar."""
+        losses = {name: loss for of_turn in self.latest.values() for name, loss in of_turn.items()}
         watched = {name: number().float() for name, number in self.method.watched.items()}
+        if not losses and not watched:
+            return ""
         mean = self._all_reduce(torch.stack([*losses.values(), *watched.values()]), "mean").tolist()
         numbers = dict(zip(losses, mean, strict=False))
+        several = len(self.phases) > 1
         if self.metrics is not None:
-            groups = next(iter(self.optimisers.values())).param_groups
-            rates = {"lr_backbone": groups[0]["lr"], "lr_new": groups[1]["lr"]}
+            rates = learning_rates(next(iter(self.optimisers.values())))
             seen = dict(zip(watched, mean[len(losses) :], strict=True))
-            self.metrics.write(self.done, "train", {**numbers, "total": sum(numbers.values()), **rates, **seen})
-        return (
-            "  ".join(f"{name} {value:.3f}" for name, value in numbers.items())
-            + f"  {self.images_per_second():.0f} img/s"
-        )
+            phase: dict[str, Any] = {"phase": self.phase.name} if several else {}
+            total = {"total": sum(numbers.values())}
+            self.metrics.write(self.done, "train", {**phase, **numbers, **total, **rates, **seen})
+        shown = [f"{name} {value:.3f}" for name, value in numbers.items()]
+        return "  ".join([*([self.phase.name] if several else []), *shown, f"{self.images_per_second():.0f} img/s"])
 
     def _evaluating_now(self) -> bool:
         every = self.config.output.eval_every
@@ -204,13 +238,13 @@ class Training:
         if self.metrics is not None:
             self.metrics.write(self.done, "evaluation", numbers)
 
-    def _refuse_non_finite(self, losses: dict[str, Tensor], step: int, turn: str) -> None:
+    def _refuse_non_finite(self, losses: Losses, step: int, is_first: bool) -> None:
         finite = torch.stack(list(losses.values())).isfinite()
         if self._agreed(not bool(finite.all())):
             name = next((n for n, ok in zip(losses, finite.tolist(), strict=True) if not ok), "of another process")
-            # In the first turn, the weights are those before this step. Later they are not any more: from them, a
-            # resumed run would take the turns before a second time.
-            if turn == self.method.turns[0] and not self._agreed(not self._state_is_finite()):
+            # In the step's first turn, the weights are those before this step. In a later one they are not any more:
+            # from them, a resumed run would take the turns before a second time.
+            if is_first and not self._agreed(not self._state_is_finite()):
                 self._write_checkpoint()
             raise self._diverged(f"loss {name!r} is not finite at step {step + 1}")
 
@@ -223,7 +257,7 @@ class Training:
         if self.saved_step is not None:
             kept = f"the weights after step {self.saved_step} are kept in {self.checkpoint}"
         return TrainingDiverged(
-            f"{what}; {kept}. Start anew with a lower --lr (now {self.config.training.lr}), --clip-norm 1 or "
+            f"{what}; {kept}. Start again with a lower --lr (now {self.config.training.lr}), --clip-norm 1 or "
             "--precision 32"
         )
 
@@ -246,42 +280,36 @@ class Training:
         self._write_checkpoint()
 
     def _write_checkpoint(self) -> None:
-        if self.fabric.is_global_zero:
-            scaler = self.scaler.state_dict() if self.scaler is not None else None
-            seconds = self.seconds_before + time.monotonic() - self.started
-            save_checkpoint(self.checkpoint, self.method, self.optimisers, self.done, seconds, scaler)
+        if self.fabric.is_global_zero and self.checkpoint is not None:
+            state = Progress(
+                step=self.done,
+                phase=self.place,
+                seconds=self.seconds_before + time.monotonic() - self.started,
+                scaler=self.scaler.state_dict() if self.scaler is not None else {},
+                losses={turn: {n: float(v) for n, v in losses.items()} for turn, losses in self.latest.items()},
+                run=fingerprint_of(self.config),
+            )
+            save_checkpoint(self.checkpoint, self.method, self.optimisers, state)
         self.saved_step = self.done
         self.fabric.barrier()
 
-    def _restore(self) -> int:
-        self.seconds_before = 0.0  # that this run took before it was resumed
-        if not self.checkpoint.exists():
-            return 0
-        done, self.seconds_before, scaler_state = load_checkpoint(self.checkpoint, self.method, self.optimisers)
-        if self.scaler is not None and scaler_state:
-            self.scaler.load_state_dict(scaler_state)
-        self.saved_step = done
-        log.info("resumed after step %d of %d", done, self.steps)
-        return done
-
-
-@contextmanager
-def _stop_requested() -> Iterator[threading.Event]:
-    """Turns Ctrl-C and SIGTERM into a flag, so that a step is never cut in half. A second Ctrl-C stops at once."""
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may catch signals
-        yield stop
-        return
-
-    def ask(number: int, frame: object) -> None:
-        if stop.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        log.info("stopping after this step; press Ctrl-C again to stop at once")
-        stop.set()
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    def _restore(self) -> None:
+        if self.checkpoint is None or not self.checkpoint.exists():
+            return
+        saved = Checkpoint(self.checkpoint)
+        state = saved.progress
+        if state.run != fingerprint_of(self.config):
+            raise UserError(f"{self.checkpoint} belongs to another run: put this run's own file back, or start again")
+        saved.restore_method(self.method)
+        self.done = self.saved_step = state.step
+        self.place, self.seconds_before = state.phase, state.seconds
+        self._set_optimisers()
+        saved.restore_optimisers(self.optimisers)
+        device = self.fabric.device
+        self.latest = {
+            turn: {n: torch.tensor(v, device=device) for n, v in losses.items()}
+            for turn, losses in state.losses.items()
+        }
+        if self.scaler is not None and state.scaler:
+            self.scaler.load_state_dict(state.scaler)
+        log.info("resumed after step %d of %d", self.done, self.steps)

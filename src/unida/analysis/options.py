@@ -1,0 +1,56 @@
+"""The options of `unida analyze`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from unida.data.options import LARGEST_IMAGE, DataOptions
+from unida.errors import UserError
+from unida.methods import METHODS
+from unida.models.options import LITE0
+from unida.support.options import LARGEST_INTEGER, check_numbers, shown
+from unida.support.suggest import did_you_mean
+
+
+@dataclass(frozen=True)
+class LayerOptions:
+    data: DataOptions
+    out: Annotated[Path, shown("DIR")]
+    """Where layers.json and layers.png go."""
+    backbone: Annotated[str, shown("NAME", f"(default: {LITE0}, or resnet50.tv_in1k with a GPU)")] = "auto"
+    """The network: any timm model."""
+    weights: Annotated[str | None, shown("FILE", "(default: pretrained, by the backbone's name)")] = None
+    """Read the backbone's weights from a .safetensors or .pth file; "none" for random ones."""
+    words: int = 256
+    """Size of the vocabulary for PAS. SPA's own has 1,024; fewer need fewer images, and compare taps as well."""
+    max_images: int = 3000
+    """Of each domain, drawn at random where there are more: time and memory stay bounded."""
+    seed: int = 0
+    """Of every random draw."""
+
+    def check(self) -> None:
+        self.data.check()
+        check_numbers(self, "words", "max_images", least=2, most=LARGEST_INTEGER)
+        check_numbers(self, "seed", least=0, most=LARGEST_INTEGER)
+
+
+@dataclass(frozen=True)
+class ComplexityOptions:
+    backbone: str = "resnet50.tv_in1k"
+    """Any timm model; its weights do not matter."""
+    classes: int = 25
+    """Source classes. 25, those of Office-Home under OSDA, give the SPA paper's figures."""
+    words: int = 1024
+    """Size of SPA's vocabulary (1,024 in the paper's table)."""
+    crop: int = 224
+    """Side in pixels of the image."""
+    method: str = "ovanet"
+    """One of those that `unida methods` lists."""
+
+    def check(self) -> None:
+        if self.method not in METHODS:
+            raise UserError(
+                f"there is no method {self.method!r}{did_you_mean(self.method, METHODS)}; see: unida methods"
+            )
+        check_numbers(self, "classes", "words", least=1, most=1_000_000)
+        check_numbers(self, "crop", least=1, most=LARGEST_IMAGE)

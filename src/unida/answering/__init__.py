@@ -1,0 +1,1 @@
+"""From features to answers: a class of the source, or unknown."""

@@ -1,0 +1,139 @@
+"""The three-line API: `adapt` makes a run, `load` opens one, `Run` answers."""
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from lightning_fabric import Fabric
+
+from unida.config import Config, config_from_options, load_config
+from unida.data.augment import Preprocess
+from unida.data.folders import scan, scan_listed
+from unida.data.options import default_cache
+from unida.errors import UserError
+from unida.evaluation.metrics import OpenSetResult
+from unida.evaluation.predict import Predictions, predict_files
+from unida.evaluation.truth import Truth, read_truth_of_run
+from unida.methods.base import Method
+from unida.runs.folder import is_finished, refuse_folder
+from unida.runs.modelfile import ModelInfo, load_model
+from unida.runs.pipeline import evaluate_method, execute
+from unida.support.memory import keep_freed_memory
+from unida.support.processes import open_fabric_for_answers
+
+
+def adapt(
+    source: str | os.PathLike[str] | None = None,
+    target: str | os.PathLike[str] | None = None,
+    out: str | os.PathLike[str] | None = None,
+    **options: Any,
+) -> "Run":
+    """Adapt a classifier from a labelled source to an unlabelled target. The same as `unida adapt`.
+
+    Args:
+        source: folder of labelled images, one sub-folder per class.
+        target: folder of unlabelled images.
+        out: the run's folder, made anew.
+        options: any option of `unida adapt`, with underscores: `steps=500, method="ovanet", seed=1`.
+    """
+    paths = {"source": source, "target": target, "out": out}
+    config = config_from_options({**{k: v for k, v in paths.items() if v is not None}, **options})
+    refuse_folder(config)
+    return Run(execute(config))
+
+
+def load(folder: str | os.PathLike[str]) -> "Run":
+    """Open a finished run."""
+    path = Path(folder)
+    if not (path / "config.yaml").exists():
+        raise UserError(f"{path} is not the folder of a run: it has no config.yaml")
+    if not is_finished(path):
+        raise UserError(f"the run in {path} is not finished: continue with unida adapt --out {path} --resume")
+    return Run(path)
+
+
+class Run:
+    """A finished run: its folder is all it needs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config: Config = load_config(folder / "config.yaml")
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r})"
+
+    @property
+    def metrics(self) -> dict[str, float | None] | None:
+        """The last step's metrics as fractions, or None if the target had no labels."""
+        content: dict[str, Any] = json.loads((self.folder / "metrics.json").read_text())
+        return content.get("last_step")
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the source's classes, by id."""
+        return self._model[1].classes
+
+    @cached_property
+    def _fabric(self) -> Fabric:
+        keep_freed_memory()
+        return open_fabric_for_answers()
+
+    @cached_property
+    def _model(self) -> tuple[Method, ModelInfo]:
+        method, info = load_model(self.folder / "checkpoint" / "model.safetensors", self.config)
+        return method.to(self._fabric.device), info
+
+    @cached_property
+    def _preprocess(self) -> Preprocess:
+        info = self._model[1]
+        return Preprocess(info.crop, info.mean, info.std, self._fabric.device)
+
+    def predict(
+        self, images: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], progress: bool = False
+    ) -> Predictions:
+        """A class of the source or "unknown" for every image of a folder, or for every path of a list.
+
+        Args:
+            images: a folder (searched through), or paths of image files.
+            progress: show it on the terminal.
+
+        Returns:
+            One prediction per readable image, by path for a folder, in the given order for a list; files that cannot
+            be read are in its `skipped`.
+        """
+        paths = None if isinstance(images, str | os.PathLike) else [Path(path) for path in images]
+        if isinstance(images, str | os.PathLike):
+            files, skipped = scan(images)
+        else:
+            files, skipped = scan_listed(paths or [], root=Path())
+        method, info = self._model
+        predictions = predict_files(
+            method,
+            info.classes,
+            files,
+            info.resize,
+            info.image_size,
+            self._preprocess,
+            self._fabric,
+            progress,
+        )
+        by_path = {prediction.path: prediction for prediction in predictions}
+        order = sorted(by_path) if paths is None else [str(path) for path in paths if str(path) in by_path]
+        return Predictions([by_path[path] for path in order], [*predictions.skipped, *skipped])
+
+    def evaluate(self, target: str | os.PathLike[str] | None = None, progress: bool = False) -> OpenSetResult:
+        """Every metric, on the run's own target or on another folder with one sub-folder per class.
+
+        Args:
+            target: folder of labelled images; a sub-folder whose name is no class of the source is unknown.
+        """
+        method, info = self._model
+        data = self.config.data
+        if not os.access(data.cache, os.W_OK):  # the run came from another machine
+            data = replace(data, cache=default_cache())
+        truth: Truth = read_truth_of_run(data, info.classes, target, progress)
+        return evaluate_method(self._fabric, method, truth, self._preprocess, visible=progress)[1]

@@ -1,0 +1,1 @@
+"""Clusters of features: k-means, and the consensus of two domains."""

@@ -1,0 +1,210 @@
+"""k-means with one careful seeding, on the features' device.
+
+On a CPU, the result depends on the features and a seed alone. On a GPU, sums of the same numbers in another order may
+differ in their last bits, and k-means may take another way.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unida.errors import UserError
+from unida.support.random import generator
+
+MAX_ITERATIONS = 300  # of Lloyd's algorithm; scikit-learn's default, which DCC uses
+SMALL_ITERATIONS = 10  # of clusters that are only to be merged
+ROUNDING = 1e-6  # squared distances below this part of the squared lengths are rounding errors in float32
+
+
+class Clusters(NamedTuple):
+    centres: Tensor  # (K, d) means, of any length
+    assignment: Tensor  # (N,) int64: the nearest centre; each has at least one point
+    inertia: float  # Σ squared distance of each point to its centre
+
+    def moved(self, shift: Tensor) -> "Clusters":
+        """The clusters of points that lie `shift` (d,) away from these."""
+        return self._replace(centres=self.centres + shift)
+
+
+@torch.no_grad()
+def kmeans(features: Tensor, num_clusters: int, seed: int) -> Clusters:
+    """k-means from scratch: one careful seeding (`seedings`), then Lloyd's algorithm until no point changes.
+
+    Fewer clusters come back if there are fewer different points than asked for.
+
+    Args:
+        features: (N, d), N ≥ 1.
+        seed: of the random draws.
+    """
+    points, shift = centred(features)
+    return lloyd(points, seedings(points, [num_clusters], seed)[0]).moved(shift)
+
+
+@torch.no_grad()
+def kmeans_from(features: Tensor, centres: Tensor) -> Clusters:
+    """k-means that goes on from given centres.
+
+    Args:
+        features: (N, d), N ≥ 1.
+        centres: (K, d), for instance those of the last clustering, or a memory of prototypes.
+    """
+    points, shift = centred(features)
+    return lloyd(points, centres.to(points) - shift).moved(shift)
+
+
+def centred(features: Tensor) -> tuple[Tensor, Tensor]:
+    """The features around their mean, and the mean: distances stay as they are, and lose less to rounding."""
+    if not bool(features.isfinite().all()):
+        raise UserError("the features to cluster are not finite: training diverged; lower --lr")
+    points = features.float()
+    shift = points.mean(dim=0)
+    return points - shift, shift
+
+
+def seedings(points: Tensor, counts: Sequence[int], seed: int) -> list[Tensor]:
+    """Centres to start k-means from, for several numbers of clusters at once.
+
+    Many small clusters are made first, then merged two by two where it raises the inertia least (Ward, 1963). Every
+    number on the way down has its seeding: one hierarchy for all. After Lloyd's algorithm, the inertia is about that of
+    the best of ten k-means++ seedings (benchmarks/clustering.py), so there are no restarts.
+
+    The obvious warm start, the centres of the K before and a few points drawn by k-means++, fails in many dimensions: a
+    single point is farther from its neighbours than their mean is, so a new centre attracts nothing but itself.
+
+    Args:
+        points: (N, d).
+        counts: numbers of clusters wanted.
+
+    Returns:
+        A (K, d) tensor for each count; K is lower than the count if there are fewer different points.
+    """
+    draw = generator(seed, "k-means")
+    many = 2 * max(counts) + 100
+    small = lloyd(points, spread_points(points, many, draw), SMALL_ITERATIONS)
+    sizes = torch.bincount(small.assignment)
+    counts = [min(count, len(sizes)) for count in counts]
+    merged = ward_groups(small.centres.cpu().double().numpy(), sizes.cpu().numpy(), set(counts))
+    groups = {K: torch.from_numpy(merged[K]).to(points.device)[small.assignment] for K in merged}
+    return [means(points, groups[K], K)[0] for K in counts]
+
+
+def spread_points(points: Tensor, count: int, draw: np.random.Generator) -> Tensor:
+    """k-means++ (Arthur & Vassilvitskii, 2007): points drawn one by one, by squared distance to those before.
+
+    Args:
+        points: (N, d).
+
+    Returns:
+        (≤ count, d): it ends when every point lies on a drawn one.
+    """
+    lengths = points.square().sum(dim=1)
+    chosen = [points[int(draw.integers(len(points)))]]
+    residual = torch.full_like(lengths, float("inf"))
+    for position in draw.random(count - 1):
+        residual = squared_distances(points, lengths, chosen[-1]).minimum(residual)
+        cumulative = residual.cpu().double().cumsum(dim=0)  # device before dtype: some devices have no float64
+        if not cumulative[-1] > 0:
+            break
+        # The first point whose cumulative share exceeds the position: never one at distance 0.
+        index = torch.searchsorted(cumulative, position * cumulative[-1:], right=True)
+        chosen.append(points[min(int(index), len(points) - 1)])
+    return torch.stack(chosen)
+
+
+def squared_distances(points: Tensor, lengths: Tensor, centre: Tensor) -> Tensor:
+    """(N,) to one centre; points that float32 cannot tell from it have the distance 0.
+
+    Args:
+        lengths: (N,) squared lengths of the points.
+    """
+    scale = lengths + centre.square().sum()
+    distances = torch.addmv(scale, points, centre, alpha=-2)
+    return distances.where(distances > ROUNDING * scale, 0)
+
+
+def ward_groups(centres: np.ndarray, sizes: np.ndarray, counts: set[int]) -> dict[int, np.ndarray]:
+    """Merge clusters two by two, always the pair that raises the inertia least (Ward, 1963).
+
+    Merging i and j raises it by ‖c_i − c_j‖² n_i n_j / (n_i + n_j). On the host: a chain of tiny steps.
+
+    Args:
+        centres: (M, d).
+        sizes: (M,) points of each.
+        counts: numbers of groups wanted, each ≤ M.
+
+    Returns:
+        For each count, the (M,) group 0…count−1 of every cluster.
+    """
+    M, n = len(centres), sizes.astype(np.float64)
+    lengths = np.square(centres).sum(axis=1)
+    cost = np.maximum(lengths[:, None] + lengths - 2 * centres @ centres.T, 0) * n[:, None] * n / (n[:, None] + n)
+    np.fill_diagonal(cost, np.inf)
+    partner = cost.argmin(axis=1)  # the cheapest for each
+    group = np.arange(M)
+    found = {}
+    for left in range(M, min(counts) - 1, -1):
+        if left in counts:
+            found[left] = np.unique(group, return_inverse=True)[1]
+        if left == 1:
+            break
+        i = int(cost[np.arange(M), partner].argmin())
+        j = int(partner[i])
+        # Lance & Williams' recurrence; what is infinite (itself, or merged away) stays so.
+        merged = ((n[i] + n) * cost[i] + (n[j] + n) * cost[j] - n * cost[i, j]) / (n[i] + n[j] + n)
+        cost[i], cost[:, i], cost[j], cost[:, j] = merged, merged, np.inf, np.inf
+        n[i] += n[j]
+        group[group == j] = i
+        # Merging makes no pair cheaper than its two halves were, so the others keep their partner.
+        stale = np.flatnonzero((partner == i) | (partner == j))
+        partner[stale] = cost[stale].argmin(axis=1)
+        partner[i], partner[j] = cost[i].argmin(), j
+    return found
+
+
+def lloyd(points: Tensor, centres: Tensor, max_iterations: int = MAX_ITERATIONS) -> Clusters:
+    """Assign points to the nearest centre, move centres to the mean of their points, until no point changes.
+
+    A centre that lost all its points goes to the point that is farthest from its own centre; if no point differs from
+    its centre, the empty cluster is dropped.
+
+    Args:
+        points: (N, d).
+        centres: (K, d) to begin with.
+    """
+    lengths = points.square().sum(dim=1)
+    assignment, affinity = nearest(points, centres)
+    for _ in range(max_iterations):
+        before = assignment
+        centres, sizes = means(points, assignment, len(centres))
+        empty = (sizes == 0).nonzero().squeeze(1)
+        if len(empty):
+            farthest = (lengths - 2 * affinity).topk(min(len(empty), len(points))).indices
+            centres[empty[: len(farthest)]] = points[farthest]
+        assignment, affinity = nearest(points, centres)
+        if torch.equal(assignment, before):
+            break
+    used, assignment = assignment.unique(return_inverse=True)
+    centres = centres[used]
+    return Clusters(centres, assignment, float((points - centres[assignment]).square().sum()))
+
+
+def nearest(points: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
+    """(N,) index of each point's nearest centre, and (N,) its x·c − ½‖c‖², which is largest for the nearest."""
+    affinity = torch.addmm(-0.5 * centres.square().sum(dim=1), points, centres.T)
+    largest = affinity.max(dim=1)
+    return largest.indices, largest.values
+
+
+def means(points: Tensor, groups: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
+    """(G, d) mean of each group's points, zeros for an empty group; and (G,) how many points it has.
+
+    Args:
+        points: (N, d).
+        groups: (N,) ids 0…G−1.
+    """
+    sizes = torch.bincount(groups, minlength=num_groups)
+    sums = points.new_zeros(num_groups, points.shape[1]).index_add_(0, groups, points)
+    return sums / sizes.clamp(min=1)[:, None], sizes

@@ -1,0 +1,301 @@
+"""Features at a tap, computed once per image and view and kept on disk.
+
+When the layers up to a tap are frozen, what they make of an image never changes. View 0 is the central crop (the test
+view); views 1…V are random crops and mirrors that depend on the image's content and the view's number alone. So other
+methods, seeds, pairs and folders that hold the same image find its features there. What a recipe makes of an image is
+kept in the same way; what it makes of several images is a pool (`unida.features.pool`).
+
+Each view has a shelf of its own (`unida.features.shelf`) in the folder ``<cache_dir>/features/<key>``. The key is made
+of the backbone's weights, the tap, the normalisation, the resizing, the crop, the recipe, the view and the number
+format: a shelf never goes stale.
+"""
+
+import hashlib
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unida.data.augment import Preprocess, Views, centre_views, random_views
+from unida.data.pixels import DECODER_VERSION, Pixels
+from unida.errors import UserError
+from unida.features.inputs import choices_of
+from unida.features.pool import Pool
+from unida.features.shelf import Shelf
+from unida.features.stem import TORCH_FORMAT, Stem
+from unida.recipes.base import ImageRecipe, Made, Recipe, SetRecipe
+from unida.support.progress import duration, progress
+from unida.support.random import generator
+
+log = logging.getLogger("unida")
+
+BATCH = 64  # images computed and stored at a time
+TEST_VIEW = range(1)
+FORMAT_VERSION = 1  # raise it whenever the same key would hold other numbers
+
+
+class Job(NamedTuple):
+    """Views of images that a run needs."""
+
+    pixels: Pixels
+    views: range
+    recipe: ImageRecipe | None = None
+
+
+class _Missing(NamedTuple):
+    pixels: Pixels
+    recipe: ImageRecipe | None
+    view: int
+    images: np.ndarray  # indices of those without features
+
+
+class FeatureInputs:
+    """Gives methods features at the tap where `PixelInputs` gives images.
+
+    Args:
+        views: V, random views kept per image; a training step draws one of them for each image.
+    """
+
+    def __init__(self, preprocess: Preprocess, stem: Stem, views: int, cache_dir: Path) -> None:
+        self.preprocess, self.stem, self.views, self.cache_dir = preprocess, stem, views, cache_dir
+        self.device = preprocess.device
+        self._shelves: dict[str, Shelf] = {}
+        self._rows: dict[tuple[int, str], tuple[Pixels, np.ndarray]] = {}
+        self._pools: dict[tuple[int, str], Pool] = {}
+
+    @property
+    def every_view(self) -> range:
+        return range(self.views + 1)
+
+    @property
+    def training_views(self) -> range:
+        return range(1, self.views + 1)
+
+    def training_view(self, pixels: Pixels, index: np.ndarray, draw: np.random.Generator, part: slice) -> Tensor:
+        """A random one of the kept views of each image at `index[part]`: (B, *shape) float32 on the device."""
+        chosen = draw.integers(1, self.views + 1, size=len(index))[part]
+        return self._to_device(self._gather(pixels, index[part], chosen))
+
+    def test_view(self, pixels: Pixels, index: np.ndarray) -> Tensor:
+        """The central crop's features: (B, *shape) float32 on the device."""
+        return self._to_device(self._gather(pixels, index, np.zeros(len(index), dtype=np.int64)))
+
+    def made(
+        self, recipe: Recipe, pixels: Pixels, index: np.ndarray, draw: np.random.Generator, part: slice, views: Tensor
+    ) -> Made:
+        """Kept views of what the recipe makes of these images; of several images, a random part of the pool."""
+        if isinstance(recipe, SetRecipe):
+            features, labels, of = self._pools[id(pixels), recipe.key].draw(len(index), draw, part)
+        else:
+            assert isinstance(recipe, ImageRecipe)
+            chosen = draw.integers(1, self.views + 1, size=len(index))[part]
+            features = self._gather(pixels, index[part], chosen, recipe)
+            labels = self._gather(pixels, index[part], chosen, recipe, labels=True)
+            of = torch.from_numpy(index[part, None])
+        labels, of = (numbers.to(self.device, non_blocking=True) for numbers in (labels, of))
+        return Made(self._to_device(features), labels, of)
+
+    def made_test_view(self, recipe: ImageRecipe, pixels: Pixels, index: np.ndarray) -> Tensor:
+        """The features of what the recipe makes of the central crop."""
+        return self._to_device(self._gather(pixels, index, np.zeros(len(index), dtype=np.int64), recipe))
+
+    def jobs(self, recipes: Mapping[str, Recipe], sets: Iterable[tuple[Pixels, range]]) -> list[Job]:
+        """The views of images, and of what each recipe makes of one image."""
+        each = [recipe for recipe in recipes.values() if isinstance(recipe, ImageRecipe)]
+        return [Job(pixels, views, recipe) for recipe in (None, *each) for pixels, views in sets]
+
+    def prepare_pools(self, recipes: Mapping[str, Recipe], domains: Sequence[Pixels], visible: bool) -> None:
+        """Make what recipes make of several images of each domain, where it is not there yet."""
+        for pixels, pool in self._open_pools(recipes, domains):
+            try:
+                pool.prepare(visible)
+            except OSError as error:
+                raise self._cannot_keep(error) from error
+            self._pools[id(pixels), pool.recipe.key] = pool
+
+    def count_missing_in_pools(self, recipes: Mapping[str, Recipe], domains: Sequence[Pixels]) -> int:
+        """How many are still to be made; arguments as in `prepare_pools`."""
+        return sum(pool.count_missing() for _, pool in self._open_pools(recipes, domains))
+
+    def _open_pools(self, recipes: Mapping[str, Recipe], domains: Sequence[Pixels]) -> list[tuple[Pixels, Pool]]:
+        several = [recipe for recipe in recipes.values() if isinstance(recipe, SetRecipe)]
+        folder = self.cache_dir / "features"
+        try:
+            return [(px, Pool(it, px, self.preprocess, self.stem, folder)) for it in several for px in domains]
+        except OSError as error:
+            raise self._cannot_keep(error) from error
+
+    def count_missing(self, jobs: Sequence[Job]) -> int:
+        """How many views are still to be computed."""
+        return sum(len(missing.images) for missing in self._find_missing(jobs))
+
+    def prepare(self, jobs: Sequence[Job], visible: bool) -> None:
+        """Compute what is not there yet: report how much it is and how long it takes, then show progress."""
+        todo = self._find_missing(jobs)
+        total = sum(len(missing.images) for missing in todo)
+        if not total:
+            log.info("features: all found in %s", self.cache_dir / "features")
+            return
+        self._announce(todo[0], total)
+        try:
+            self._compute_all(todo, total, visible)
+        except OSError as error:
+            raise self._cannot_keep(error) from error
+
+    def _cannot_keep(self, error: OSError) -> UserError:
+        return UserError(
+            f"{self.cache_dir}: cannot keep features there ({error.strerror}): free space or choose another --cache"
+        )
+
+    def _compute_all(self, todo: list[_Missing], total: int, visible: bool) -> None:
+        done = 0
+        with progress("features", total, visible=visible) as report:
+            for pixels, recipe, view, missing in todo:
+                shelf = self._shelf(pixels, view, recipe)
+                with shelf.computing:
+                    shelf.refresh()  # another process may have computed some by now
+                    left = self._missing(pixels, view, recipe)
+                    for start in range(0, len(left), BATCH):
+                        self._store(pixels, left[start : start + BATCH], view, recipe)
+                        report(done + min(start + BATCH, len(left)))
+                done += len(missing)
+
+    def _store(self, pixels: Pixels, index: np.ndarray, view: int, recipe: ImageRecipe | None) -> None:
+        features, labels = self._compute(pixels, index, view, recipe)
+        if recipe is not None:  # labels first: a row of features is what counts as there
+            shelf = self._shelf(pixels, view, recipe, labels=True)
+            shelf.refresh()
+            new = [n for n, i in enumerate(index) if _digest(pixels, i) not in shelf.row_of]
+            shelf.append([_digest(pixels, index[n]) for n in new], labels[new])
+        self._shelf(pixels, view, recipe).append([_digest(pixels, i) for i in index], features)
+
+    def _find_missing(self, jobs: Sequence[Job]) -> list[_Missing]:
+        """Views that are not there, by job; an image that two jobs need counts once."""
+        found, counted = [], set[tuple[bytes, str]]()
+        for pixels, views, recipe in jobs:
+            for view in views:
+                key = self._key(pixels, view, recipe)
+                index = [i for i in self._missing(pixels, view, recipe) if (_digest(pixels, i), key) not in counted]
+                counted.update((_digest(pixels, i), key) for i in index)
+                if index:
+                    found.append(_Missing(pixels, recipe, view, np.array(index)))
+        return found
+
+    def seconds_per_view(self, pixels: Pixels, index: np.ndarray) -> float:
+        """How long the frozen part takes for an image here."""
+        sample = index[:16]
+        self._compute(pixels, sample, 0, None)  # the first call is slower than the rest
+        start = time.perf_counter()
+        self._compute(pixels, sample, 0, None)
+        return (time.perf_counter() - start) / len(sample)
+
+    def _announce(self, first: _Missing, total: int) -> None:
+        seconds = self.seconds_per_view(first.pixels, first.images) * total
+        size = total * 2 * int(np.prod(self.stem.shape)) / 2**30
+        where = self.cache_dir / "features"
+        log.info("features: %d views to compute once, %.2f GiB in %s, about %s", total, size, where, duration(seconds))
+
+    def _missing(self, pixels: Pixels, view: int, recipe: ImageRecipe | None) -> np.ndarray:
+        """(M,) indices of images without features, each content once."""
+        shelf, seen, missing = self._shelf(pixels, view, recipe), set[bytes](), []
+        for i in range(len(pixels)):
+            digest = _digest(pixels, i)
+            if digest not in shelf.row_of and digest not in seen:
+                seen.add(digest)
+                missing.append(i)
+        return np.array(missing, dtype=np.int64)
+
+    def _compute(
+        self, pixels: Pixels, index: np.ndarray, view: int, recipe: ImageRecipe | None
+    ) -> tuple[Tensor, Tensor]:
+        """The stem's output for one view of each image, (B, *shape) float32 on the host; and the recipe's labels."""
+        images, labels = self._make(pixels, index, view, recipe)
+        with torch.inference_mode():
+            return self.stem.run(images).float().cpu(), labels.cpu()
+
+    @torch.inference_mode()
+    def _make(self, pixels: Pixels, index: np.ndarray, view: int, recipe: ImageRecipe | None) -> tuple[Tensor, Tensor]:
+        """One view of each image, or what the recipe makes of it, and the recipe's labels."""
+        if view == 0:
+            views = centre_views(pixels.shapes[index], self.preprocess.crop)
+        else:
+            views = self._random_views(pixels, index, view, recipe)
+        images = self.preprocess.view(pixels, index, views)
+        return (
+            (images, torch.empty(0))
+            if recipe is None
+            else recipe.make_each(images, choices_of(recipe, pixels, index, view))
+        )
+
+    def _random_views(self, pixels: Pixels, index: np.ndarray, view: int, recipe: ImageRecipe | None) -> Views:
+        """Crops and mirrors that depend on each image's content and the view's number, not on the run."""
+        purpose = "view of" if recipe is None else f"view for {recipe.key} of"
+        draws = [generator(0, f"{purpose} {pixels.files[i].digest}", view) for i in index]
+        shapes = pixels.shapes[index]
+        parts = [random_views(draw, shapes[i : i + 1], self.preprocess.crop) for i, draw in enumerate(draws)]
+        return Views(*(np.concatenate(values) for values in zip(*parts, strict=True)))
+
+    def _gather(
+        self,
+        pixels: Pixels,
+        index: np.ndarray,
+        views: np.ndarray,
+        recipe: ImageRecipe | None = None,
+        labels: bool = False,
+    ) -> Tensor:
+        """(B, …) rows of kept features, or of a recipe's labels, on the host."""
+        gathered: Tensor | None = None
+        for view in np.unique(views).tolist():
+            at = np.flatnonzero(views == view)
+            shelf = self._shelf(pixels, view, recipe, labels)
+            rows = shelf.read(self._rows_of(pixels, view, recipe, labels)[index[at]])
+            if gathered is None:
+                gathered = torch.empty((len(index), *shelf.shape), dtype=shelf.kind)
+            gathered[at] = rows
+        return gathered if gathered is not None else torch.empty((0, *self.stem.shape))
+
+    def _to_device(self, features: Tensor) -> Tensor:
+        """16-bit numbers on the host → float32 on the device, channels-last where they are maps."""
+        if self.device.type == "cuda":
+            features = features.pin_memory()
+        on_device = features.to(self.device, non_blocking=True).float()
+        return on_device.contiguous(memory_format=torch.channels_last) if on_device.ndim == 4 else on_device
+
+    def _rows_of(self, pixels: Pixels, view: int, recipe: ImageRecipe | None, labels: bool) -> np.ndarray:
+        """(N,) where each image's row lies on the view's shelf."""
+        key = (id(pixels), f"{self._key(pixels, view, recipe)} {labels}")
+        if key not in self._rows:
+            row_of = self._shelf(pixels, view, recipe, labels).row_of
+            rows = np.array([row_of[_digest(pixels, i)] for i in range(len(pixels))], dtype=np.int64)
+            self._rows[key] = (pixels, rows)  # with the pixels: as long as they live, no other object has their id
+        return self._rows[key][1]
+
+    def _key(self, pixels: Pixels, view: int, recipe: ImageRecipe | None) -> str:
+        """Tells a shelf from all others."""
+        stem, resizing = self.stem, f"{pixels.resize} {pixels.size} decoder {DECODER_VERSION}"
+        key = f"{FORMAT_VERSION} | {stem.key} | {stem.format} {stem.shape} | {(resizing, self.preprocess.crop, view)}"
+        return key if recipe is None else f"{key} | {recipe.key}"
+
+    def _shelf(self, pixels: Pixels, view: int, recipe: ImageRecipe | None = None, labels: bool = False) -> Shelf:
+        key = self._key(pixels, view, recipe) + (" | labels" if labels else "")
+        if key not in self._shelves:
+            name = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
+            shape, kind = self.stem.shape, TORCH_FORMAT[self.stem.format]
+            if labels:
+                assert recipe is not None
+                example = self._make(pixels, np.zeros(1, dtype=np.int64), view, recipe)[1]
+                shape, kind = tuple(example.shape[1:]), example.dtype
+            try:
+                self._shelves[key] = Shelf(self.cache_dir / "features" / name, shape, kind)
+            except OSError as error:
+                raise self._cannot_keep(error) from error
+        return self._shelves[key]
+
+
+def _digest(pixels: Pixels, i: int) -> bytes:
+    return bytes.fromhex(pixels.files[i].digest)

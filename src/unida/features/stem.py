@@ -1,0 +1,39 @@
+"""The frozen part of a backbone, whose output is computed once and kept."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from unida.models.backbone import Backbone
+from unida.models.weights import fingerprint
+
+FeatureFormat = Literal["fp16", "bf16"]
+TORCH_FORMAT = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Stem:
+    """The frozen part of a backbone.
+
+    Attributes:
+        run: images (B, 3, H, W) → what the rest of the network starts from (B, *shape).
+        key: tells it from every other stem: weights, tap, normalisation.
+    """
+
+    run: Callable[[Tensor], Tensor]
+    shape: tuple[int, ...]
+    key: str
+    format: FeatureFormat
+
+
+def stem_of(backbone: Backbone, crop: int, number_format: FeatureFormat) -> Stem:
+    """The part of a backbone that `Backbone.freeze` froze; BatchNorm there uses its kept statistics."""
+    backbone.eval()
+    device = next(backbone.parameters()).device
+    with torch.inference_mode():
+        shape = tuple(backbone.stem(torch.zeros(1, 3, crop, crop, device=device)).shape[1:])
+    key = f"{fingerprint(backbone)} {backbone.frozen_at} {backbone.mean} {backbone.std}"
+    return Stem(backbone.stem, shape, key, number_format)

@@ -1,0 +1,26 @@
+"""A method's card: what it is called, where it was published, its options. Reading it does not load torch."""
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from unida.methods.base import Method
+
+
+@dataclass(frozen=True)
+class Card:
+    name: str  # what --method takes
+    title: str
+    paper: str
+    settings: str  # CDA, PDA, OSDA, UniDA
+    Options: type[Any]  # a frozen dataclass of the method's own options, each with the source of its default
+    code: str  # where its class is: "module:Class"
+    lr: float = 0.01  # learning rate of new layers when the user sets none (OVANet)
+    steps: int = 10_000  # with a GPU, when the user sets none (OVANet)
+
+    def load(self) -> "type[Method]":
+        """The method's class. This imports torch."""
+        module, _, name = self.code.partition(":")
+        method: type[Method] = getattr(importlib.import_module(module), name)
+        return method

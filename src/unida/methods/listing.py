@@ -1,0 +1,28 @@
+"""The list of methods for people."""
+
+from dataclasses import Field, fields
+from typing import Any
+
+from unida.methods import METHODS
+from unida.support.options import flag
+
+
+def method_lines() -> list[str]:
+    """Every method: its paper, the settings it is for, and its own options with their defaults."""
+    lines: list[str] = []
+    for card in METHODS.values():
+        options = ", ".join(map(_with_default, fields(card.Options)))
+        lines += [
+            f"{card.name}",
+            f"  {card.title}",
+            f"  paper:    {card.paper}",
+            f"  settings: {card.settings}",
+            f"  options:  {options}; --lr {card.lr}, with a GPU --steps {card.steps}",
+            "",
+        ]
+    return [*lines, "What an option means: unida adapt --method NAME --help"]
+
+
+def _with_default(option: "Field[Any]") -> str:
+    name = flag(option.name)
+    return f"{name} (off)" if option.default is False else f"{name} {option.default}"

@@ -1,0 +1,29 @@
+"""The card and options of source-only."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from unida.methods.card import Card
+from unida.support.options import check_numbers
+
+
+@dataclass(frozen=True)
+class SourceOnlyOptions:
+    rejection: Literal["entropy", "max-prob", "one-vs-all"] = "entropy"
+    """The rule for unknown images. The default needs no tuning: it is the entropy rule with the paper's threshold."""
+    threshold: float = 0.5
+    """entropy: an image is unknown above this share of log C (½ in the SPA paper's NTR); max-prob: unknown below this
+    probability; one-vs-all: unknown above this probability of "not this class" (½ in OVANet)."""
+
+    def check(self) -> None:
+        check_numbers(self, "threshold", least=0, most=1)
+
+
+CARD = Card(
+    name="source-only",
+    title="Classifier trained on the source alone, unknown by confidence",
+    paper="baseline",
+    settings="CDA, PDA, OSDA, UniDA",
+    Options=SourceOnlyOptions,
+    code="unida.methods.source_only:SourceOnly",
+)

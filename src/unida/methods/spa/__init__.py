@@ -1,0 +1,1 @@
+"""Subsidiary Prototype Alignment under any method."""

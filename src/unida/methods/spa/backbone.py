@@ -1,0 +1,136 @@
+"""What a method under SPA takes for its backbone: the same, with the word histogram in its feature."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from unida.errors import UserError
+from unida.methods.spa.options import SPAOptions
+from unida.models.backbone import POOLED, Backbone
+from unida.models.words import Words, histogram
+
+ROOT_SHARE = 0.25  # length of a histogram scaled by its root, as a share of the pooled features'
+
+
+class Seen(NamedTuple):
+    """What the goal's losses made of a batch of images, so that it need not be made twice."""
+
+    images: Tensor
+    features: Tensor  # (B, D, H, W)
+    log_words: Tensor | None  # (B, U, K)
+
+
+class WordBackbone(nn.Module):
+    """What the method under SPA takes for its backbone: the feature is, or ends with, the word histogram."""
+
+    length: Tensor
+
+    def __init__(self, backbone: Backbone, options: SPAOptions) -> None:
+        super().__init__()
+        self.backbone, self.options = backbone, options
+        self.tap = options.spa_tap or backbone.taps[-1]
+        _refuse_frozen_tap(backbone, self.tap, given=options.spa_tap is not None)
+        channels = backbone.num_features if backbone.frozen_at == POOLED else backbone.channels(self.tap)
+        count = options.spa_vocabulary
+        assert count is not None and options.spa_similarity is not None and options.spa_temperature is not None
+        self.vocabulary = Words(channels, count, options.spa_similarity, options.spa_temperature)
+        in_feature = options.spa_words == "on"
+        has_losses = options.spa_pretext == "on" or options.spa_entropy == "on"
+        self.goal_learns = in_feature and options.spa_goal_words == "on"
+        self.pretext_learns = has_losses and options.spa_learn == "on"
+        self.vocabulary.prototypes.requires_grad_(self.goal_learns or self.pretext_learns)
+        self.normalise = nn.BatchNorm1d(count) if in_feature and options.spa_scale == "batchnorm" else None
+        histogram_size = count if in_feature else 0
+        alone = in_feature and options.spa_place == "instead"
+        self.num_features = histogram_size + (0 if alone else backbone.num_features)
+        self.register_buffer("length", torch.ones(()))  # of pooled features, before training
+        self.seen: list[Seen] | None = None  # while recording, what `forward` met
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images, or what stands for them → (B, num_features)."""
+        options, parts = self.options, []
+        state = self.backbone.state(images, upto=self.tap)
+        features = map_at(self.backbone, state, self.tap)
+        log_words = None
+        if options.spa_words == "off" or options.spa_place == "beside":
+            parts.append(self._pooled(state))
+        if options.spa_words == "on":
+            log_words = self.vocabulary(features, updating=self.goal_learns)
+            parts.append(self.scaled(histogram(log_words)))
+        if self.seen is not None:  # log φ can serve twice if the gradients are to reach the same weights
+            self.seen.append(Seen(images, features, log_words if self.goal_learns == self.pretext_learns else None))
+        return torch.cat(parts, dim=1)
+
+    @property
+    def read_by_words(self) -> set[int]:
+        """Ids of the backbone's parameters that words are made with."""
+        if self.backbone.frozen_at == POOLED:
+            return set()
+        return {id(p) for p in self.backbone.parameters_upto(self.tap)}
+
+    @property
+    def read_by_feature(self) -> set[int]:
+        """Ids of the backbone's parameters that the method's feature is made with."""
+        alone = self.options.spa_words == "on" and self.options.spa_place == "instead"
+        return self.read_by_words if alone else {id(p) for p in self.backbone.parameters()}
+
+    def map(self, images: Tensor) -> Tensor:
+        """The features that words are read from: (B, D, H, W)."""
+        return map_at(self.backbone, self.backbone.state(images, upto=self.tap), self.tap)
+
+    def log_words(self, features: Tensor) -> Tensor:
+        """log φ of a map (B, D, H, W) for the losses on words themselves: (B, U, K)."""
+        return self.vocabulary(features, updating=self.pretext_learns)
+
+    def _pooled(self, state: Tensor) -> Tensor:
+        backbone = self.backbone
+        if backbone.frozen_at == POOLED:
+            return state
+        return backbone.pool(state if self.tap == backbone.taps[-1] else backbone.run(state, after=self.tap))
+
+    def pooled_length(self, images: Tensor) -> Tensor:
+        """(B,) ‖f‖ of the pooled features."""
+        return self._pooled(self.backbone.state(images, upto=self.tap)).float().norm(dim=1)
+
+    def scaled(self, shares: Tensor) -> Tensor:
+        """ψ (B, K) as heads get to see it.
+
+        OVANet's heads have neither bias nor normalisation: they need activations around 1 with a positive mean.
+        """
+        if self.normalise is not None:
+            return F.relu(self.normalise(shares))
+        if self.options.spa_scale == "root":
+            # Of length 1 whatever the words (Hellinger's map), then a share of the pooled feature beside it.
+            return shares.clamp_min(1e-9).sqrt() * (ROOT_SHARE * self.length)
+        if self.options.spa_scale == "unit":
+            return F.normalize(shares, dim=1) / 0.05  # OVANet's temperature for normalised features
+        return shares * shares.shape[1] if self.options.spa_scale == "count" else shares
+
+    @contextmanager
+    def recording(self) -> Iterator[list[Seen]]:
+        """Collects images and the maps that `forward` made of them, so that they need not be made twice."""
+        self.seen = []
+        try:
+            yield self.seen
+        finally:
+            self.seen = None
+
+
+def map_at(backbone: Backbone, state: Tensor, tap: str) -> Tensor:
+    """The state as (B, D, H, W). Of a backbone that is frozen whole only pooled vectors are left: one location."""
+    return state[:, :, None, None] if backbone.frozen_at == POOLED else backbone.spatial(state, tap)
+
+
+def _refuse_frozen_tap(backbone: Backbone, tap: str, given: bool) -> None:
+    frozen = backbone.frozen_at
+    if frozen == POOLED and given:
+        raise UserError("--spa.tap has no effect with --train head, which keeps pooled vectors only: leave it out")
+    if frozen in backbone.taps and tap in backbone.taps and backbone.taps.index(tap) <= backbone.taps.index(frozen):
+        raise UserError(
+            f"--spa.tap {tap} is not behind --tap {frozen}, up to which the backbone is frozen: choose a later tap for "
+            "the words, or an earlier one to freeze"
+        )

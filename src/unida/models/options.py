@@ -1,0 +1,42 @@
+"""The options that say which network is trained, and how much of it."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from unida.errors import UserError
+from unida.support.options import check_numbers, shown
+
+AUTO = "auto"  # of --tap and --spa.tap: measured when the run starts (unida.analysis.auto_tap)
+MOST_VIEWS = 100  # each view of the images is a pair of open files
+NO_WEIGHTS = "none"  # of --weights: random weights, on purpose
+LITE0 = "tf_efficientnet_lite0"
+
+
+def default_backbone(has_gpu: bool) -> str:
+    """The backbone when the user names none: a small one without a GPU, the literature's own with one."""
+    return "resnet50.tv_in1k" if has_gpu else LITE0
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    backbone: Annotated[str, shown("NAME", f"(default: {LITE0}, or resnet50.tv_in1k with a GPU)")] = "auto"
+    """The network: any timm model."""
+    weights: Annotated[str | None, shown("FILE", "(default: pretrained, by the backbone's name)")] = None
+    """Read the backbone's weights from a .safetensors or .pth file; "none" for random ones."""
+    train: Annotated[
+        Literal["auto", "all", "tail", "head"], shown("all|tail|head", "(default: tail, or all with a GPU)")
+    ] = "auto"
+    """all: train every layer. tail: freeze the layers up to --tap, keep their output and train the rest, in minutes on
+    a CPU. head: freeze the whole backbone."""
+    tap: Annotated[str | None, shown("NAME", "(default: before the backbone's last stage)")] = None
+    """Where --train tail cuts the backbone. auto: choose by Definition 1 of the SPA paper, from a few hundred images
+    and no target label. Where the domains can be told apart at every tap, as on Office-31, that is close to a guess."""
+    views: int = 4
+    """Random crops and mirrors of each image that --train tail and head keep features of."""
+    feature_format: Literal["fp16", "bf16"] = "fp16"
+    """Number format of kept features."""
+
+    def check(self) -> None:
+        check_numbers(self, "views", least=1, most=MOST_VIEWS)
+        if self.tap is not None and self.train in ("all", "head"):
+            raise UserError(f"--tap has no effect with --train {self.train}: leave it out, or use --train tail")

@@ -1,0 +1,1 @@
+"""Recipes: new images made from images. One file each."""

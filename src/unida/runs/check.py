@@ -1,0 +1,112 @@
+"""A look before a run: what is in the folders, what a run will keep on disk, how long it will take here."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from unida.analysis.auto_tap import choose_taps, has_open_tap, with_taps
+from unida.config import Config, complete, method_name
+from unida.data.domains import Source, Target, open_domains
+from unida.data.pixels import Pixels
+from unida.models.backbone import refuse_crop
+from unida.runs.modelfile import build_for_run
+from unida.runs.pipeline import Domains, refuse_single_images, refuse_uneven_batches
+from unida.runs.rehearsal import Rehearsal, rehearse
+from unida.support.memory import keep_freed_memory
+from unida.support.progress import duration
+from unida.training.devices import open_fabric
+
+GRAIN = 2  # grey levels that count as equal: on a plain ground, compression decides what is brighter
+NEAR = 4  # differing bits, of 64, up to which two pictures are nearly the same
+
+
+def check_run(config: Config) -> list[str]:
+    """Lines to read before `unida adapt` is called with the same options. It finds the images decoded here."""
+    keep_freed_memory()  # as the run will
+    fabric = open_fabric(replace(config.training, devices=1, num_nodes=1))
+    config = complete(config, has_gpu=fabric.device.type != "cpu")
+    processes = config.training.devices * config.training.num_nodes
+    refuse_uneven_batches(config, processes)
+    source, target = open_domains(config.data)
+    lines = [*_describe(source, target), *_near_copies(source.pixels, target.pixels)]
+    if has_open_tap(config):
+        config = with_taps(config, *choose_taps(config, source, target, fabric.device))
+    with torch.random.fork_rng():
+        method = build_for_run(config, source, target)
+        refuse_single_images(method, config, processes)
+        refuse_crop(method.backbone, config.data.crop, method.eval().features)
+        rehearsal = rehearse(fabric, method, Domains(source, target), config)
+    return [*lines, "", *_tell_cost(rehearsal, config, method.backbone.frozen_at)]
+
+
+def _describe(source: Source, target: Target) -> list[str]:
+    counts = np.bincount(source.labels, minlength=len(source.classes))
+    order = np.argsort(counts, kind="stable")
+    fewest, most = order[0], order[-1]
+    lines = [
+        f"source: {len(source.pixels)} images of {len(source.classes)} classes, from {counts[fewest]} "
+        f"({source.classes[fewest]}) to {counts[most]} ({source.classes[most]}) a class",
+        f"target: {len(target.pixels)} images",
+    ]
+    for name, domain in (("source", source), ("target", target)):
+        sizes = sorted(file.bytes for file in domain.pixels.files)
+        lines.append(
+            f"{name} files: {sizes[0] / 1024:.0f} to {sizes[-1] / 1024:.0f} KiB, {sum(sizes) / 2**20:.1f} MiB in all"
+        )
+        lines += [f"  skipped {item.path}: {item.reason}" for item in domain.skipped]
+    return lines
+
+
+def difference_hash(pixels: Pixels) -> np.ndarray:
+    """(N,) uint64: for an 8×9 thumbnail in grey, is each cell brighter than its right neighbour?
+
+    It survives other sizes, formats and compression, and changes with the picture.
+    """
+    bits = np.empty((len(pixels), 64), dtype=bool)
+    for i in range(len(pixels)):
+        grey = pixels.image(i).astype(np.float32).mean(axis=2)
+        rows = np.array_split(grey, 8, axis=0)
+        cells = np.array([[part.mean() for part in np.array_split(row, 9, axis=1)] for row in rows])
+        bits[i] = (cells[:, :-1] > cells[:, 1:] + GRAIN).reshape(-1)
+    return np.packbits(bits, axis=1).view(np.uint64).reshape(-1)
+
+
+def near_copies(source: Pixels, target: Pixels) -> list[tuple[int, int]]:
+    """(source index, target index) of pictures that look the same, the nearest source image for each target image."""
+    ours, theirs = difference_hash(source), difference_hash(target)
+    pairs = []
+    for j, value in enumerate(theirs):  # a row at a time: memory stays flat
+        distance = np.bitwise_count(ours ^ value)
+        nearest = int(distance.argmin())
+        if distance[nearest] <= NEAR:
+            pairs.append((nearest, j))
+    return pairs
+
+
+def _near_copies(source: Pixels, target: Pixels) -> list[str]:
+    pairs = near_copies(source, target)
+    if not pairs:
+        return ["near-duplicates between source and target: none"]
+    shown = [f"  {source.files[i].path} ~ {target.files[j].path}" for i, j in pairs[:10]]
+    more = [f"  and {len(pairs) - len(shown)} more"] if len(pairs) > len(shown) else []
+    return [f"near-duplicates between source and target: {len(pairs)}, to be looked at:", *shown, *more]
+
+
+def _tell_cost(cost: Rehearsal, config: Config, frozen_at: str | None) -> list[str]:
+    how = "all of it is trained" if frozen_at is None else f"frozen up to {frozen_at}, what follows is trained"
+    batches = f"{config.training.steps} steps of {cost.images_per_step} images"
+    lines = [f"{method_name(config)} on {config.model.backbone}: {how}; {batches}"]
+    if frozen_at is not None:
+        lines.append(
+            f"features to compute: {cost.views_missing} views, {cost.feature_bytes / 2**30:.2f} GiB in "
+            f"{config.data.cache / 'features'}, {duration(cost.seconds_features)}"
+        )
+    seconds = cost.seconds_steps + cost.seconds_rounds
+    of_rounds = f", {duration(cost.seconds_rounds)} of it in {cost.rounds} round(s) over the images"
+    total = cost.seconds_features + seconds + cost.seconds_answers
+    return [
+        *lines,
+        f"training: {duration(seconds)}{of_rounds if cost.rounds else ''}",
+        f"in all, on this machine: about {duration(total)}",
+    ]

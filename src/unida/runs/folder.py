@@ -1,0 +1,169 @@
+"""The folder that a run owns: made anew, or found again to be resumed. Never another run's."""
+
+import contextlib
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from unida.config import Config, complete, flat_options, load_config, save_config
+from unida.data.pairs import benchmark_pair
+from unida.errors import UserError
+from unida.models.options import AUTO
+from unida.support.options import flag
+
+LOCK = ".lock"
+BEFORE_A_RUN = (LOCK, "config.yaml.tmp")  # what a folder may hold that is no run's yet
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A folder that this run owns."""
+
+    config: Config  # complete: nothing is left to be chosen by the machine
+    folder: Path
+    is_new: bool
+    made: tuple[Path, ...] = ()  # folders that were not there before, the innermost first
+    lock: FileLock | None = None  # held by the main process while it works here
+
+    def release(self) -> None:
+        """Leave no trace of a run that could not start."""
+        self.unlock()
+        if self.is_new:
+            for name in ("config.yaml", "config.yaml.tmp", "log.txt"):
+                (self.folder / name).unlink(missing_ok=True)
+            _remove_empty(self.made)
+
+    def unlock(self) -> None:
+        if self.lock is not None:
+            self.lock.release()
+            Path(self.lock.lock_file).unlink(missing_ok=True)
+
+
+def is_finished(folder: Path) -> bool:
+    """metrics.json is written last."""
+    return (folder / "metrics.json").exists()
+
+
+def refuse_folder(config: Config) -> None:
+    """What is wrong with --out or the data's options can be said before torch is loaded. Touches nothing."""
+    with _telling_of_disk(config.output.out):
+        _find(config)
+
+
+def claim_folder(config: Config, has_gpu: bool) -> Claim:
+    """Make the run's folder, or find the run that is to be resumed. Never touches another run's files."""
+    with _telling_of_disk(config.output.out):
+        found = _find(config)
+        if found is not None:
+            lock = _lock(found[0])
+            try:
+                return Claim(_resumed(config, found[1]), found[0], is_new=False, lock=lock)
+            except UserError:
+                lock.release()
+                raise
+        folder = config.output.out
+        assert folder is not None  # or _find had complained
+        completed = complete(config, has_gpu)
+        made = tuple(itertools.takewhile(lambda path: not path.exists(), (folder, *folder.parents)))
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            claim = Claim(completed, folder, is_new=True, made=made, lock=_lock(folder))
+        except OSError:
+            _remove_empty(made)
+            raise
+        try:
+            _refuse_other_files(folder)  # again: before it was locked, another process may have begun a run there
+            save_config(completed, folder / "config.yaml")
+        except UserError:
+            claim.unlock()
+            raise
+        except OSError:
+            claim.release()
+            raise
+        return claim
+
+
+def _find(config: Config) -> tuple[Path, Config] | None:
+    """The run to resume and its config, or None if a new one can begin."""
+    folder, resume = config.output.out, config.output.resume
+    if folder is None:
+        raise UserError("--out DIR is missing: the folder for the run's results")
+    if (folder / "config.yaml").exists():
+        if not resume:
+            raise UserError(
+                f"--out {folder} already holds a run: pass --resume to continue it, or choose another folder"
+            )
+        return folder, load_config(folder / "config.yaml")
+    if resume and config.data.source is None and config.data.benchmark is None:
+        raise UserError(f"--out {folder} holds no run to resume: correct the path, or name the data to start one there")
+    _refuse_other_files(folder)
+    benchmark_pair(config.data)
+    return None
+
+
+def _refuse_other_files(folder: Path) -> None:
+    """A lock or half a config is no file of a run: its owner has just come, or was killed before the run began."""
+    if folder.exists() and (not folder.is_dir() or any(path.name not in BEFORE_A_RUN for path in folder.iterdir())):
+        raise UserError(f"--out {folder} already holds other files: choose a new folder")
+
+
+@contextlib.contextmanager
+def _telling_of_disk(folder: Path | None) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        assert folder is not None
+        raise _cannot_write(folder, error) from error
+
+
+def _cannot_write(folder: Path, error: OSError) -> UserError:
+    name = str(folder) if len(str(folder)) < 200 else f"{str(folder)[:200]}…"
+    return UserError(f"--out {name} cannot be written ({error.strerror}): choose another folder")
+
+
+def keep_config(claim: Claim) -> None:
+    """Write the claim's config over the one that the folder holds: it knows more by now."""
+    config = replace(claim.config, output=replace(claim.config.output, resume=False))
+    save_config(config, claim.folder / "config.yaml")
+
+
+def _lock(folder: Path) -> FileLock:
+    """Two processes that write the same checkpoint would ruin it."""
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise UserError(f"--out {folder}: another process is at work there; wait for it, or stop it first") from error
+    return lock
+
+
+def _remove_empty(folders: Iterable[Path]) -> None:
+    """Remove folders in this order until one holds something, or is not there."""
+    with contextlib.suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
+
+
+def _resumed(asked: Config, saved: Config) -> Config:
+    """The saved config, on the machine asked for. Nothing else may differ from it: that would be another run."""
+    machine = ("accelerator", "devices", "num_nodes")
+    saved = complete(saved, has_gpu=False)  # an option that is newer than the run is not in its file
+    before, now = flat_options(saved), flat_options(complete(asked, has_gpu=False))
+    # A run that was told to choose its taps has done so: told again, it keeps them.
+    chosen = [name for name in ("tap", "spa_tap") if now[name] == AUTO and before.get(name) is not None]
+    free = {*machine, *chosen, "out", "resume", "cache"}
+    changed = (name for name in now if name not in free and now[name] != before.get(name))
+    for name in sorted(changed, key=lambda name: name != "method"):  # another method brings other options
+        raise UserError(
+            f"{flag(name)} is {now[name]}, but the run in {asked.output.out} was started with "
+            f"{before.get(name)}: leave it out to resume, or start a new run in another --out"
+        )
+    return replace(
+        saved,
+        data=replace(saved.data, cache=now["cache"]),
+        training=replace(saved.training, **{name: now[name] for name in machine}),
+        output=replace(saved.output, resume=True),
+    )

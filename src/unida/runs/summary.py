@@ -1,0 +1,137 @@
+"""What a run tells: lines for people, metrics.json for programs."""
+
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from unida.answering.alone import Answers
+from unida.config import Config, method_name
+from unida.data.domains import Source, Target
+from unida.data.folders import Skipped
+from unida.evaluation.metrics import METRIC_NOTES, OpenSetResult
+from unida.support.files import write_csv, write_text
+from unida.support.progress import duration
+from unida.training.logging import read_lines
+
+log = logging.getLogger("unida")
+
+
+def percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f}"
+
+
+def summary_line(result: OpenSetResult) -> str:
+    return f"HOS {percent(result.hos)}  known {percent(result.known)}  unknown {percent(result.unknown)}"
+
+
+def metric_lines(numbers: Mapping[str, float | None]) -> list[str]:
+    """A line per metric: its value in per cent, and what exactly it is."""
+    width = max(map(len, METRIC_NOTES))
+    return [f"  {name:<{width}}  {percent(numbers[name]):>5}  {note}" for name, note in METRIC_NOTES.items()]
+
+
+def describe_start(config: Config, source: Source, target: Target, device: str) -> None:
+    training = config.training
+    log.info(
+        "source: %d images of %d classes; target: %d images",
+        len(source.pixels),
+        len(source.classes),
+        len(target.pixels),
+    )
+    for name, skipped in (("source", source.skipped), ("target", target.skipped)):
+        if skipped:
+            log.warning("skipped %d file(s) of the %s:", len(skipped), name)
+        for item in skipped:
+            log.warning("  %s: %s", item.path, item.reason)
+    log.info(
+        "%s on %s, %d steps of %d + %d images, seed %d, on %s",
+        method_name(config),
+        config.model.backbone,
+        training.steps,
+        training.batch_size,
+        training.batch_size,
+        training.seed,
+        device,
+    )
+
+
+def describe_end(
+    folder: Path, result: OpenSetResult | None, answers: Answers, facts: Mapping[str, Any], unknown: int
+) -> None:
+    count, refused = len(answers.prediction), int((answers.prediction == unknown).sum())
+    log.info("%d of %d target images are unknown", refused, count)
+    if result is not None:
+        log.info("after the last step, in per cent:\n%s", "\n".join(metric_lines(result.scalars())))
+    log.info(
+        "%.0f images/s, peak memory %.2f GiB, %s; results are in %s",
+        facts["images_per_second"],
+        facts["peak_memory_bytes"] / 2**30,
+        duration(facts["seconds"]),
+        folder,
+    )
+
+
+def write_metrics(
+    folder: Path,
+    result: OpenSetResult | None,
+    facts: Mapping[str, Any],
+    config: Config,
+    measures: Mapping[str, float] = MappingProxyType({}),
+) -> None:
+    """metrics.json: the last step's metrics, apart from them the oracle's if asked for, and what the run cost.
+
+    Args:
+        measures: of the last step's features, if --track asked for any.
+    """
+    content: dict[str, Any] = {"cost": dict(facts)}
+    if result is not None:
+        content["last_step"] = result.scalars()
+        content["per_class"] = [row._asdict() for row in result.per_class]
+        content["confusion"] = result.confusion.tolist()
+        if config.output.oracle_best:
+            content["oracle_best"] = oracle_best(folder, result, config)
+    if measures:
+        content["measures"] = dict(measures)
+    write_text(folder / "metrics.json", json.dumps(content, indent=2) + "\n")
+
+
+def oracle_best(folder: Path, last: OpenSetResult, config: Config) -> dict[str, Any]:
+    """The evaluation with the highest HOS, chosen with target labels: an upper bound, not a result."""
+    evaluations = [line for line in read_lines(folder / "metrics.jsonl") if line["kind"] == "evaluation"]
+    evaluations.append({"step": config.training.steps, "kind": "evaluation", **last.scalars()})
+    best = max(evaluations, key=lambda line: -1.0 if line["hos"] is None else line["hos"])
+    log.info(
+        "oracle (chosen with target labels, not a result): HOS %s at step %d",
+        percent(best["hos"]),
+        best["step"],
+    )
+    return {"note": "chosen with target labels: an oracle, not comparable with a last step", **best}
+
+
+def write_skipped(path: Path, skipped: Iterable[Skipped]) -> None:
+    write_csv(path, [("path", "reason"), *sorted((item.path, item.reason) for item in skipped)])
+
+
+def class_lines(result: OpenSetResult) -> list[str]:
+    """A table with a line per class: how many images, how many of them found, how many answers right."""
+    width = max(len(row.name) for row in result.per_class) + 2
+    header = f"  {'class':<{width}}{'images':>7}{'recall':>8}{'precision':>11}"
+    rows = [
+        f"  {('  ' if row.kind == 'private' else '') + row.name:<{width}}{row.n:>7}"
+        f"{percent(row.recall):>8}{percent(row.precision):>11}"
+        for row in result.per_class
+        if row.n or row.precision is not None
+    ]
+    return [header, *rows]
+
+
+def result_json(result: OpenSetResult) -> str:
+    content = {
+        "metrics": result.scalars(),
+        "per_class": [row._asdict() for row in result.per_class],
+        "confusion": result.confusion.tolist(),
+    }
+    return json.dumps(content, indent=2) + "\n"

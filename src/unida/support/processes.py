@@ -1,0 +1,86 @@
+"""Several processes that keep in step. With one process, everything here does nothing."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from unida.errors import UserError
+
+T = TypeVar("T")
+
+
+def open_fabric_for_answers() -> Fabric:
+    """Fabric for answering with a model, wherever it was trained: one device of this machine, 32 bits."""
+    return Fabric(accelerator="auto", devices=1)
+
+
+def main_process_first(fabric: Fabric, work: Callable[[], T]) -> T:
+    """The main process works first (it fills the caches), the others after it; a user's error stops them all."""
+    if fabric.world_size == 1:
+        return work()
+    error = None
+    if fabric.is_global_zero:
+        try:
+            result = work()
+        except UserError as exception:
+            error = str(exception)
+    error = fabric.broadcast(error)
+    if error is not None:
+        raise UserError(error)
+    return result if fabric.is_global_zero else work()
+
+
+def told_by_main_process(fabric: Fabric, work: Callable[[], T]) -> T:
+    """The main process works alone, the others are told its plain result; a user's error stops them all."""
+    if fabric.world_size == 1:
+        return work()
+    result, error = None, None
+    if fabric.is_global_zero:
+        try:
+            result = work()
+        except UserError as exception:
+            error = str(exception)
+    result, error = fabric.broadcast((result, error))
+    if error is not None:
+        raise UserError(error)
+    return result  # type: ignore[return-value]
+
+
+def share_buffers(fabric: Fabric, module: nn.Module) -> None:
+    """Give every process the main one's buffers: each has BatchNorm statistics of its own share after a step.
+
+    The main process's are those that a checkpoint holds, so all processes then answer with the model that is saved.
+    """
+    if fabric.world_size > 1:
+        for buffer in module.buffers():
+            torch.distributed.broadcast(buffer, src=0)
+
+
+def share_parameters(fabric: Fabric, module: nn.Module) -> None:
+    """Give every process the main one's parameters, where they were set by other means than a shared update."""
+    if fabric.world_size > 1:
+        for parameter in module.parameters():
+            torch.distributed.broadcast(parameter.data, src=0)
+
+
+def gather(values: Tensor) -> Tensor:
+    """(B, …) of this process → (B_all, …) of all processes, in the order of the whole batch. No gradient flows back.
+
+    For what a training step writes into a buffer, such as a memory of all target images: a distributed wrapper gives
+    every process the main one's buffers, so that what only another process wrote would be lost.
+    """
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return values.detach()
+    processes = torch.distributed.get_world_size()
+    count = torch.tensor([len(values)], device=values.device)
+    counts = [torch.zeros_like(count) for _ in range(processes)]
+    torch.distributed.all_gather(counts, count)
+    longest = int(torch.stack(counts).max())
+    mine = values.detach().contiguous()
+    padded = torch.cat([mine, mine.new_zeros(longest - len(mine), *mine.shape[1:])])
+    parts = [torch.empty_like(padded) for _ in range(processes)]
+    torch.distributed.all_gather(parts, padded)
+    return torch.cat([part[: int(n)] for part, n in zip(parts, counts, strict=True)])

@@ -1,0 +1,85 @@
+"""Tensors in a safetensors file that is whole or not there, and that knows when it was damaged. No pickle.
+
+The header holds a digest of all names, numbers and notes. It is computed when the file is written and compared when the
+file is read: `benchmarks/digests.py` measures what that costs.
+"""
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from unida.errors import UserError
+
+DIGEST = "digest"  # its name in the header
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, str]) -> None:
+    """Save tensors so that `path` holds, at any moment, either what it held or all of the new."""
+    on_host = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    aside = path.with_name(path.name + ".tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(on_host, aside, {**notes, DIGEST: digest_of(on_host, notes)})
+        descriptor = os.open(aside, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(aside, path)
+    except (OSError, SafetensorError) as error:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+        raise UserError(
+            f"{path} cannot be written ({_reason(error)}): make room, then continue with --resume"
+        ) from error
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and the notes; a UserError if a bit of them is not what was written."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            notes = dict(file.metadata() or {})
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError, ValueError) as error:
+        raise UserError(f"{path} cannot be read as a safetensors file: {_reason(error)}") from error
+    digest = notes.pop(DIGEST, None)
+    if digest is None:
+        raise UserError(f"{path} was not written by this version of unida: it has no digest of its content")
+    if digest != digest_of(tensors, notes):
+        raise UserError(f"{path} is damaged: its content does not match its digest; use a copy, or train again")
+    return tensors, notes
+
+
+def read_notes(path: Path) -> dict[str, str]:
+    """The notes alone, unchecked: for a quick look."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return dict(file.metadata() or {})
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path} cannot be read as a safetensors file: {_reason(error)}") from error
+
+
+def digest_of(tensors: Mapping[str, Tensor], notes: Mapping[str, str]) -> str:
+    """blake2b of everything that `write_tensors` is given, whatever its order."""
+    digest = hashlib.blake2b(json.dumps(sorted(notes.items())).encode(), digest_size=16)
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _reason(error: Exception) -> str:
+    """Of a full disk, safetensors only says what the system told it."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = " ".join(str(error).split())
+    return os.strerror(errno.ENOSPC) if f"os error {errno.ENOSPC}" in text.lower() else text

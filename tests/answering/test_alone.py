@@ -1,0 +1,187 @@
+"""Answers for all images equal those for each image alone, however they are batched and shared out."""
+
+import threading
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning_fabric import Fabric
+from PIL import Image
+from torch import Tensor
+
+from unida.answering.alone import Answers, answer_batch, answer_pixels
+from unida.data.augment import Preprocess
+from unida.data.folders import scan
+from unida.data.pixels import Pixels, decode_in_memory
+from unida.methods.base import Method
+from unida.methods.source_only import SourceOnly, SourceOnlyOptions
+from unida.models.backbone import create_backbone
+
+COUNT = 13
+FIELDS = ("prediction", "closed", "probability", "unknown_score")
+
+
+@pytest.fixture(scope="module")
+def method() -> Method:
+    """Random weights, with batch statistics of its own and a threshold that cuts its answers in two."""
+    torch.manual_seed(0)
+    method = SourceOnly(create_backbone("test_resnet.r160_in1k", "none"), 4, SourceOnlyOptions(threshold=0.9))
+    with torch.no_grad():
+        method.features(torch.randn(16, 3, 32, 32))
+        method.closed.weight.mul_(20)
+    return method.eval()
+
+
+@pytest.fixture(scope="module")
+def pixels(tmp_path_factory: pytest.TempPathFactory) -> Pixels:
+    folder: Path = tmp_path_factory.mktemp("images")
+    rng = np.random.default_rng(0)
+    for i in range(COUNT):
+        colour = rng.integers(0, 256, 3)
+        noise = rng.integers(-20, 20, (40, 40, 3))
+        Image.fromarray((colour + noise).clip(0, 255).astype(np.uint8)).save(folder / f"{i}.png")
+    return decode_in_memory(scan(folder)[0], "squash", 36)
+
+
+@pytest.fixture(scope="module")
+def inputs() -> Preprocess:
+    return Preprocess(32, (0.5, 0.5, 0.5), (0.2, 0.2, 0.2), torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def one_by_one(method: Method, pixels: Pixels, inputs: Preprocess) -> Answers:
+    """The same, written out: each image alone through the network."""
+    rows = []
+    for i in range(len(pixels)):
+        with torch.no_grad():
+            scores = method.score(method.features(inputs.test_view(pixels, np.array([i]))))
+        p = scores.logits.softmax(dim=1)
+        rows.append((method.decide(scores), p.argmax(dim=1), p.amax(dim=1), scores.unknown))
+    answers = Answers(*(torch.cat(column) for column in zip(*rows, strict=True)))
+    assert len(answers.prediction.unique()) > 2 and (answers.prediction == 4).any()  # there is something to mix up
+    return answers
+
+
+@pytest.fixture(scope="module")
+def fabric() -> Fabric:
+    return Fabric(accelerator="cpu", devices=1)
+
+
+def assert_same(found: Answers, expected: Answers, count: int = COUNT) -> None:
+    for field in FIELDS:
+        torch.testing.assert_close(getattr(found, field), getattr(expected, field)[:count], rtol=1e-4, atol=1e-5)
+
+
+class Together:
+    """One of several processes of a group, played by threads: just what `answer_pixels` asks of Fabric."""
+
+    def __init__(self, rank: int, processes: int) -> None:
+        self.global_rank, self.world_size = rank, processes
+        self.is_global_zero = rank == 0
+
+    def autocast(self) -> Any:
+        return nullcontext()
+
+
+class Gathering:
+    """torch.distributed.all_gather among threads named by their rank."""
+
+    def __init__(self, processes: int) -> None:
+        self.sent: list[Tensor | None] = [None] * processes
+        self.barrier = threading.Barrier(processes)
+
+    def all_gather(self, received: list[Tensor], mine: Tensor) -> None:
+        self.sent[int(threading.current_thread().name)] = mine
+        self.barrier.wait(timeout=60)
+        for to, tensor in zip(received, self.sent, strict=True):
+            assert tensor is not None and to.shape == tensor.shape  # the real one needs it
+            to.copy_(tensor)
+        self.barrier.wait(timeout=60)
+
+
+def test_known_features_are_not_computed_again(
+    method: Method, pixels: Pixels, inputs: Preprocess, fabric: Fabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the answers are those of a pass of its own, to the last bit."""
+    expected = answer_pixels(method, pixels, inputs, fabric, batch_size=5, visible=False)
+    with torch.no_grad():
+        index = np.split(np.arange(len(pixels)), range(5, len(pixels), 5))
+        features = torch.cat([method.features(inputs.test_view(pixels, part)) for part in index])
+    monkeypatch.setattr(type(method), "features", None)
+    found = answer_pixels(method, pixels, inputs, fabric, batch_size=5, visible=False, features=features)
+    assert all(torch.equal(getattr(found, field), getattr(expected, field)) for field in FIELDS)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 13, 64])
+def test_batches_do_not_matter(
+    method: Method, pixels: Pixels, inputs: Preprocess, fabric: Fabric, one_by_one: Answers, batch_size: int
+) -> None:
+    found = answer_pixels(method, pixels, inputs, fabric, batch_size, visible=False)
+    assert_same(found, one_by_one)
+    assert found.prediction.dtype == found.closed.dtype == torch.int64
+    assert found.probability.dtype == found.unknown_score.dtype == torch.float32
+
+
+@pytest.mark.parametrize("processes", [2, 4, 5, 8])
+@pytest.mark.parametrize("count", [1, 2, 7, 13])
+def test_every_process_ends_up_with_all_answers_in_order(
+    method: Method,
+    pixels: Pixels,
+    inputs: Preprocess,
+    one_by_one: Answers,
+    processes: int,
+    count: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    some, gathering = pixels.subset(range(count)), Gathering(processes)
+    monkeypatch.setattr(torch.distributed, "all_gather", gathering.all_gather)
+    found: dict[int, Answers] = {}
+    errors: list[BaseException] = []
+
+    def work(rank: int) -> None:
+        together: Any = Together(rank, processes)
+        try:
+            found[rank] = answer_pixels(method, some, inputs, together, batch_size=2, visible=False)
+        except BaseException as error:
+            errors.append(error)
+            gathering.barrier.abort()
+
+    threads = [threading.Thread(target=work, args=(rank,), name=str(rank)) for rank in range(processes)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert sorted(found) == list(range(processes))
+    for answers in found.values():
+        assert len(answers.prediction) == count
+        assert_same(answers, one_by_one, count)
+
+
+def test_batch_statistics_are_left_alone_and_training_goes_on(
+    method: Method, pixels: Pixels, inputs: Preprocess, fabric: Fabric, one_by_one: Answers
+) -> None:
+    before = {name: buffer.clone() for name, buffer in method.named_buffers()}
+    method.train()
+    try:
+        found = answer_pixels(method, pixels, inputs, fabric, visible=False)
+        assert method.training and all(module.training for module in method.modules())
+    finally:
+        method.eval()
+    assert_same(found, one_by_one)  # as in evaluation mode
+    assert all(torch.equal(buffer, before[name]) for name, buffer in method.named_buffers())
+    assert not answer_pixels(method, pixels, inputs, fabric, visible=False).prediction.requires_grad
+    assert not method.training  # a method that was not training stays so
+
+
+def test_the_best_class_is_told_even_of_an_unknown_image(one_by_one: Answers, method: Method, pixels: Pixels) -> None:
+    images = torch.randn(6, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    found = answer_batch(method, method.features(images))
+    for answers in (found, one_by_one):
+        assert answers.closed.max() < 4
+        known = answers.prediction < 4
+        assert torch.equal(answers.prediction[known], answers.closed[known])
+        assert (answers.probability >= 0.25).all() and (answers.probability <= 1).all()
