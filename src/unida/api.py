@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,7 @@ from lightning_fabric import Fabric
 
 from unida.config import Config, config_from_options, load_config
 from unida.data.augment import Preprocess
-from unida.data.folders import scan, scan_listed
+from unida.data.folders import ImageFile, Skipped, scan, scan_listed
 from unida.data.options import default_cache
 from unida.errors import UserError
 from unida.evaluation.metrics import OpenSetResult
@@ -69,8 +69,13 @@ class Run:
     @property
     def metrics(self) -> dict[str, float | None] | None:
         """The last step's metrics as fractions, or None if the target had no labels."""
-        content: dict[str, Any] = json.loads((self.folder / "metrics.json").read_text())
-        return content.get("last_step")
+        path = self.folder / "metrics.json"
+        try:
+            content = json.loads(path.read_bytes())
+            metrics: dict[str, float | None] | None = content.get("last_step")
+        except (OSError, ValueError, AttributeError) as error:
+            raise UserError(f"{path} is damaged: measure again with unida evaluate {self.folder}") from error
+        return metrics
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -102,14 +107,16 @@ class Run:
             progress: show it on the terminal.
 
         Returns:
-            One prediction per readable image, by path for a folder, in the given order for a list; files that cannot
-            be read are in its `skipped`.
+            One prediction per readable image of a folder, by path; for a list, one per given path, in the given order
+            and under the given name. Files that cannot be read are in its `skipped`.
         """
-        paths = None if isinstance(images, str | os.PathLike) else [Path(path) for path in images]
         if isinstance(images, str | os.PathLike):
-            files, skipped = scan(images)
-        else:
-            files, skipped = scan_listed(paths or [], root=Path())
+            found = self._answer(*scan(images), progress)
+            return Predictions(sorted(found, key=lambda prediction: prediction.path), found.skipped)
+        paths = [os.fspath(path) for path in images]
+        return self._answer(*scan_listed([Path(path) for path in paths], root=Path()), progress).of(paths)
+
+    def _answer(self, files: Sequence[ImageFile], skipped: Sequence[Skipped], progress: bool) -> Predictions:
         method, info = self._model
         predictions = predict_files(
             method,
@@ -121,9 +128,7 @@ class Run:
             self._fabric,
             progress,
         )
-        by_path = {prediction.path: prediction for prediction in predictions}
-        order = sorted(by_path) if paths is None else [str(path) for path in paths if str(path) in by_path]
-        return Predictions([by_path[path] for path in order], [*predictions.skipped, *skipped])
+        return Predictions(predictions, [*predictions.skipped, *skipped])
 
     def evaluate(self, target: str | os.PathLike[str] | None = None, progress: bool = False) -> OpenSetResult:
         """Every metric, on the run's own target or on another folder with one sub-folder per class.

@@ -7,6 +7,7 @@ import io
 import itertools
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -48,9 +49,34 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The console script.
 
     Exit codes: 0 done, 1 `data verify` found the copy incomplete, 2 the user can mend it, 130 interrupted (a run is
-    saved and can be resumed).
+    saved and can be resumed), 141 nobody reads the output any more.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a file's name may hold what the terminal cannot show
+    try:
+        try:
+            _run(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            if sys.stdout is not None:  # closed by the caller
+                sys.stdout.flush()  # here, and not when Python ends, where nothing could catch its error
+    except BrokenPipeError:  # `unida … | head`
+        _forget_output()
+        sys.exit(128 + signal.SIGPIPE)
+
+
+def _forget_output() -> None:
+    """Python flushes the two streams when it ends, and would complain again that nobody reads."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
+
+
+def _run(arguments: list[str]) -> None:
     verb = arguments[0] if arguments else "--help"
     if verb in ("-h", "--help", "help"):
         print(OVERVIEW, end="")
@@ -149,22 +175,29 @@ def _adapt(arguments: list[str]) -> None:
         given = {re.sub("[-.]", "_", name.removeprefix("--")) for name in names}
         config = keep_saved(config, saved, given)
     refuse_folder(check(config))
-    from unida.runs.pipeline import execute  # torch: only when it is certain that there is something to do
+    out = config.output.out
+    with _saying_how_to_continue(f"unida adapt --out {out} --resume", out):
+        from unida.runs.pipeline import execute  # torch: only when it is certain that there is something to do
 
-    with _saying_how_to_continue(f"unida adapt --out {config.output.out} --resume"):
         execute(config)
 
 
 @contextlib.contextmanager
-def _saying_how_to_continue(command: str) -> Iterator[None]:
-    from unida.support.signals import Interrupted
+def _saying_how_to_continue(command: str, folder: Path) -> Iterator[None]:
+    """From here on, Ctrl-C and SIGTERM end with a word on how to continue.
+
+    Args:
+        folder: of the run, which may not have begun.
+    """
+    from unida.support.signals import Interrupted, interruptible
 
     try:
-        yield
-    except Interrupted as stop:
-        _exit_with(f"{stop}. Continue with: {command}", 130)
-    except KeyboardInterrupt:
-        _exit_with(f"interrupted. Continue with: {command}", 130)
+        with interruptible():
+            yield
+    except (Interrupted, KeyboardInterrupt) as stop:
+        if (folder / "config.yaml").exists():
+            _exit_with(f"{stop or 'interrupted'}. Continue with: {command}", 130)
+        _exit_with("stopped before the run began: start it again", 130)
 
 
 def _check(arguments: list[str]) -> None:
@@ -280,9 +313,9 @@ class Demo:
 def _demo(arguments: list[str]) -> None:
     description = "Source-only, OVANet and OVANet+SPA, side by side, on generated pictures."
     options = _parse(Demo, "unida demo", arguments, description)
-    from unida.runs.demo import run_demo
+    with _saying_how_to_continue(f"unida demo {' '.join(arguments)}".rstrip(), options.out / "ovanet"):
+        from unida.runs.demo import run_demo
 
-    with _saying_how_to_continue(f"unida demo {' '.join(arguments)}".rstrip()):
         run_demo(options.out, options.steps, options.seed)
 
 

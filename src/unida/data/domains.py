@@ -1,6 +1,7 @@
 """From options to the two domains of a run: a labelled source, and a target that has no labels."""
 
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,7 @@ def open_domains(options: DataOptions, visible: bool = True) -> tuple[Source, Ta
         return _benchmark_source(pair, options, visible), _benchmark_target(pair, options, visible)
     assert options.source is not None and options.target is not None  # benchmark_pair made sure
     _refuse_same_folder(options.source, options.target)
+    _refuse_cache(options.cache)
     source_files, source_skipped = scan(options.source, cache_dir=options.cache)
     _refuse_skipped(source_skipped, options)
     if not source_files:
@@ -74,6 +76,7 @@ def open_domains(options: DataOptions, visible: bool = True) -> tuple[Source, Ta
 def open_target(options: DataOptions, visible: bool = True) -> Target:
     """The target folder alone."""
     assert options.target is not None
+    _refuse_cache(options.cache)
     files, skipped = scan(options.target, cache_dir=options.cache)
     _refuse_skipped(skipped, options)
     if not files:
@@ -91,6 +94,7 @@ def open_benchmark_domain(
 
     The whole domain is decoded into one pack, so that other settings and pairs find it there.
     """
+    _refuse_cache(options.cache)
     listed = domain_files(pair.benchmark, pair.root, domain, part)
     files, skipped = scan_listed([path for path, _ in listed], pair.root, cache_dir=options.cache)
     _refuse_skipped(skipped, options)
@@ -134,6 +138,16 @@ def _open(files: Sequence[ImageFile], what: str, options: DataOptions, visible: 
             memory_limit=0,  # mapped: whoever comes back to the images step by step reads them in
             progress=lambda done, total: report(done),
         )
+
+
+def _refuse_cache(cache: Path) -> None:
+    """A file where the cache needs a folder: reported at once, and not after all images were read."""
+    inside = [cache / name for name in ("digests", "pixels", "features")]
+    for path in (*inside, cache, *cache.parents):
+        if os.path.lexists(path) and not os.path.isdir(path):
+            raise UserError(
+                f"{cache}: cannot be used as cache ({path} is not a folder); choose another folder with --cache"
+            )
 
 
 def _refuse_skipped(skipped: Sequence[Skipped], options: DataOptions) -> None:

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import secrets
+import shutil
 import stat
 import zlib
 from collections import defaultdict, deque
@@ -77,22 +78,17 @@ def scan_listed(
     cache_dir: Path | None = None,
     progress: Progress | None = None,
 ) -> tuple[list[ImageFile], list[Skipped]]:
-    """As `scan`, for an explicit list of files; one that is listed twice counts once.
+    """As `scan`, for an explicit list of files; a path that is listed twice counts once.
 
     ``paths`` are taken as they are (relative ones from the working folder); ``root`` only serves to name them
     in ``ImageFile.relative``.
     """
     folder = _existing_folder(root)
-    found: dict[str, _Found] = {}
-    skipped: dict[str, Skipped] = {}
-    for path in map(Path, paths):
-        relative = Path(os.path.relpath(path, folder)).as_posix()
-        seen = _look_at(path, relative)
-        if isinstance(seen, _Found):
-            found.setdefault(relative, seen)
-        else:
-            skipped.setdefault(relative, seen)
-    return _with_digests(folder, list(found.values()), list(skipped.values()), cache_dir, progress, whole=False)
+    different = dict.fromkeys(map(Path, paths))
+    seen = [_look_at(path, Path(os.path.relpath(path, folder)).as_posix()) for path in different]
+    found = [item for item in seen if isinstance(item, _Found)]
+    skipped = [item for item in seen if isinstance(item, Skipped)]
+    return _with_digests(folder, found, skipped, cache_dir, progress, whole=False)
 
 
 def class_of(file: ImageFile) -> str | None:
@@ -210,23 +206,23 @@ def _with_digests(
     """Digests for all, from the memo where it holds; ``whole``: what was not found exists no more."""
     memo_path = None if cache_dir is None else _memo_path(cache_dir, root)
     old = {} if memo_path is None else _read_memo(memo_path)
-    known = {item.relative: old[item.relative][1] for item in found if _still_holds(item, old)}
-    to_hash = [item for item in found if item.relative not in known]
+    known = {item.path: old[item.relative][1] for item in found if _still_holds(item, old)}
+    to_hash = [item for item in found if item.path not in known]
     unreadable: list[Skipped] = []
     for done, (item, digest) in enumerate(zip(to_hash, in_threads(_digest_or_error, to_hash), strict=True), 1):
         if isinstance(digest, OSError):
             unreadable.append(Skipped(str(item.path), os_reason(digest)))
         else:
-            known[item.relative] = digest
+            known[item.path] = digest
         if progress is not None:
             progress(len(found) - len(to_hash) + done, len(found))
-    readable = [item for item in found if item.relative in known]
-    new: Memo = {item.relative: (item.stamp, known[item.relative]) for item in readable}
+    readable = [item for item in found if item.path in known]
+    new: Memo = {item.relative: (item.stamp, known[item.path]) for item in readable}
     if not whole:
         new = {**old, **new}
     if memo_path is not None and new != old:
         _write_memo(memo_path, new)
-    files = [ImageFile(i.path, i.relative, i.stamp[0], known[i.relative]) for i in readable]
+    files = [ImageFile(i.path, i.relative, i.stamp[0], known[i.path]) for i in readable]
     return sorted(files, key=lambda f: (f.digest, f.relative)), sorted([*skipped, *unreadable], key=lambda s: s.path)
 
 
@@ -265,8 +261,18 @@ def _write_memo(path: Path, memo: Memo) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         aside.write_bytes(b"%d\n%s" % (zlib.crc32(body), body))
+        if os.path.isdir(path):
+            remove(path)
         os.replace(aside, path)
     except OSError as error:
         with contextlib.suppress(OSError):
             aside.unlink()
         logger.warning("digests are not remembered: %s: %s", path, os_reason(error))
+
+
+def remove(path: Path) -> None:
+    """A file or a link, or a folder with all that is in it."""
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)

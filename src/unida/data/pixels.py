@@ -3,6 +3,8 @@
 A *pack* is the folder ``<cache_dir>/pixels/<key>``: ``pixels.u8`` holds the images one after another,
 ``meta.json`` their shapes, checksums and the files that gave no picture. The key is made of the files'
 digests and of how they were decoded, so a pack never goes stale, and moving or renaming images costs nothing.
+Every image is compared with its checksum the first time that a process reads it: `benchmarks/digests.py` measures what
+that costs.
 """
 
 import errno
@@ -12,29 +14,55 @@ import logging
 import os
 import secrets
 import shutil
+import stat
 import zlib
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 import PIL
 import torch
 from filelock import FileLock, Timeout
 
-from unida.data.folders import ImageFile, Progress, Skipped, digest_of, in_threads
+from unida.data.folders import ImageFile, Progress, Skipped, digest_of, in_threads, remove
 from unida.data.images import BadImage, ResizeMode, decode_rgb, os_reason, resize
 from unida.errors import UserError
 
 logger = logging.getLogger("unida")
 
 DECODER_VERSION = 1  # raise it whenever decoding or resizing gives other pixels than before
-SPOT_CHECKS = 34  # images whose checksum is verified on opening: the first, the last and 32 between
+SPOT_CHECKS = 34  # images compared with their checksums on opening, so that most damage is found early
+SECONDS_TO_REMOVE = 10  # whoever holds a pack's lock for longer builds it anew
 
 Offsets = TypeVar("Offsets", np.ndarray, torch.Tensor)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Guard:
+    """Compares each image of a pack with its checksum the first time that this process reads it."""
+
+    folder: Path  # the pack
+    checksums: np.ndarray  # uint32 (all images of the pack,)
+    checked: np.ndarray  # bool (all images of the pack,)
+
+    @classmethod
+    def of(cls, folder: Path, checksums: np.ndarray) -> "_Guard":
+        return cls(folder, checksums, np.zeros(len(checksums), dtype=bool))
+
+    def compare(self, place: int, image: np.ndarray) -> None:
+        """A UserError if the image is not what was written; the pack is removed then.
+
+        Args:
+            place: which image of the pack.
+            image: its bytes, in one piece.
+        """
+        if zlib.crc32(image.data) != self.checksums[place]:
+            raise _damage_error(self.folder, place)
+        self.checked[place] = True
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -51,15 +79,28 @@ class Pixels:
     shapes: np.ndarray  # int64 (N, 2): heights, widths
     _starts: np.ndarray  # int64 (N,): where each image begins in the buffer
     _buffer: np.ndarray  # uint8 (all bytes of the pack,)
+    _places: np.ndarray  # int64 (N,): the number of each image in the pack
+    _guard: _Guard | None  # None: the images were decoded by this process and never left its memory
 
     def __len__(self) -> int:
         return len(self.files)
 
     def image(self, i: int) -> np.ndarray:
         """A view of one whole image: uint8 (H, W, 3)."""
+        self._check(np.array([i]))
+        return self._view(i)
+
+    def _view(self, i: int) -> np.ndarray:
         height, width = self.shapes[i]
         start = self._starts[i]
         return self._buffer[start : start + height * width * 3].reshape(height, width, 3)
+
+    def _check(self, index: np.ndarray) -> None:
+        """Compare those images at ``index`` with their checksums that this process has never read."""
+        if self._guard is None:
+            return
+        for i in index[~self._guard.checked[self._places[index]]]:
+            self._guard.compare(self._places[i], self._view(i))
 
     def windows(
         self, index: np.ndarray | torch.Tensor, top: Offsets, left: Offsets
@@ -74,6 +115,7 @@ class Pixels:
             uint8 (B, S, S, 3), and the crop's corner inside these windows: (B,) each, of the kind given.
         """
         index = _to_numpy(index)
+        self._check(index)
         size = self.size
         if self.resize == "squash":
             rows = self._starts[index] // (size * size * 3)
@@ -82,20 +124,30 @@ class Pixels:
         window_corners = corners.clip(0, self.shapes[index] - size)
         windows = np.empty((len(index), size, size, 3), dtype=np.uint8)
         for window, i, (y, x) in zip(windows, index, window_corners, strict=True):
-            window[:] = self.image(i)[y : y + size, x : x + size]
+            window[:] = self._view(i)[y : y + size, x : x + size]
         inside = corners - window_corners
         return windows, _like(top, inside[:, 0]), _like(left, inside[:, 1])
 
     def in_memory(self, processes: int = 1) -> "Pixels":
         """The same, read into memory if that takes at most a quarter of what is free, shared by all processes."""
-        fits = self._buffer.nbytes <= _quarter_of_free_memory() // processes
-        return replace(self, _buffer=np.array(self._buffer)) if fits else self
+        if self._buffer.nbytes > _quarter_of_free_memory() // processes:
+            return self
+        guard = None if self._guard is None else _Guard.of(self._guard.folder, self._guard.checksums)
+        loaded = replace(self, _buffer=np.array(self._buffer), _guard=guard)
+        loaded._check(np.arange(len(loaded)))
+        return loaded
 
     def subset(self, index: np.ndarray | torch.Tensor | Sequence[int]) -> "Pixels":
         """The images at ``index`` (integers or a mask), sharing the buffer; ``skipped`` stays as it is."""
         rows = np.arange(len(self))[_to_numpy(index)]
         files = [self.files[i] for i in rows]
-        return replace(self, files=files, shapes=self.shapes[rows], _starts=self._starts[rows])
+        return replace(
+            self,
+            files=files,
+            shapes=self.shapes[rows],
+            _starts=self._starts[rows],
+            _places=self._places[rows],
+        )
 
 
 @dataclass(frozen=True)
@@ -103,7 +155,7 @@ class _Meta:
     """What ``meta.json`` says; ``bad`` maps positions in the list of all files to reasons."""
 
     shapes: np.ndarray  # int64 (N, 2), of the good images
-    checksums: list[int]  # crc32 of each good image's bytes
+    checksums: np.ndarray  # uint32 (N,): crc32 of each good image's bytes
     bad: dict[int, str]
 
     @property
@@ -162,6 +214,8 @@ def open_pixels(
         shapes=meta.shapes,
         _starts=meta.ends - meta.shapes.prod(axis=1) * 3,
         _buffer=buffer,
+        _places=np.arange(len(meta.shapes)),
+        _guard=_Guard.of(folder, meta.checksums),
     )
 
 
@@ -183,6 +237,8 @@ def decode_in_memory(files: Sequence[ImageFile], mode: ResizeMode, size: int) ->
         shapes=shapes,
         _starts=np.cumsum(lengths) - lengths,
         _buffer=np.concatenate([pixels.reshape(-1) for _, pixels in good]) if good else np.empty(0, np.uint8),
+        _places=np.arange(len(good)),
+        _guard=None,
     )
 
 
@@ -194,17 +250,22 @@ def _pack_key(files: Sequence[ImageFile], mode: ResizeMode, size: int) -> str:
 
 def _read_pack(folder: Path, count: int) -> _Meta:
     """Read and verify a pack's meta; FileNotFoundError if there is no pack at all."""
-    if not folder.exists():
+    if not os.path.lexists(folder):
         raise FileNotFoundError(errno.ENOENT, "no pack", str(folder))
     try:
+        _size_of_file(folder / "meta.json")
         content = json.loads((folder / "meta.json").read_bytes())
+        if content.pop("checksum") != _checksum(content):
+            raise _DamagedPackError("meta.json does not match its checksum")
         meta = _Meta(
             shapes=np.array(content["shapes"], dtype=np.int64).reshape(-1, 2),
-            checksums=[int(checksum) for checksum in content["crc32"]],
+            checksums=np.array(content["crc32"], dtype=np.uint32),
             bad={int(i): str(reason) for i, reason in content["bad"]},
         )
-        on_disk = (folder / "pixels.u8").stat().st_size
-    except (FileNotFoundError, ValueError, TypeError, KeyError, OverflowError) as error:
+        on_disk = _size_of_file(folder / "pixels.u8")
+    except KeyError as error:
+        raise _DamagedPackError(f"meta.json has no {error}") from error
+    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise _DamagedPackError(f"meta.json or pixels.u8 is missing or unreadable: {error!r}") from error
     fits = len(meta.shapes) == len(meta.checksums) == count - len(meta.bad)
     if not fits or any(not 0 <= i < count for i in meta.bad):
@@ -213,6 +274,19 @@ def _read_pack(folder: Path, count: int) -> _Meta:
         raise _DamagedPackError(f"pixels.u8 has {on_disk} bytes instead of {meta.total_bytes}")
     _spot_check(folder / "pixels.u8", meta)
     return meta
+
+
+def _size_of_file(path: Path) -> int:
+    """Bytes; what is no file (to open a pipe would wait for ever) is damage."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise _DamagedPackError(f"{path.name} is not a file")
+    return status.st_size
+
+
+def _checksum(content: dict[str, Any]) -> int:
+    """Of what ``meta.json`` says."""
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 
 def _spot_check(path: Path, meta: _Meta) -> None:
@@ -248,7 +322,7 @@ def _build_under_lock(
             pass
         except _DamagedPackError as damage:
             logger.warning("cached pixels in %s are damaged (%s); decoding again", folder, damage)
-            shutil.rmtree(folder)
+            remove(folder)
         _remove_stale(folder)
         aside = folder.with_name(f"{folder.name}.tmp-{secrets.token_hex(8)}")
         try:
@@ -307,10 +381,10 @@ def _write_pack(
         _sync_file(stream)
     content = {"shapes": shapes, "crc32": checksums, "bad": list(bad.items())}
     with open(folder / "meta.json", "wb") as stream:
-        stream.write(json.dumps(content).encode())
+        stream.write(json.dumps({**content, "checksum": _checksum(content)}).encode())
         _sync_file(stream)
     _sync_folder(folder)
-    return _Meta(np.array(shapes, dtype=np.int64).reshape(-1, 2), checksums, bad)
+    return _Meta(np.array(shapes, dtype=np.int64).reshape(-1, 2), np.array(checksums, dtype=np.uint32), bad)
 
 
 def _decode(file: ImageFile, mode: ResizeMode, size: int) -> np.ndarray | BadImage:
@@ -359,12 +433,25 @@ def _strict_error(file: ImageFile, reason: str) -> UserError:
     return UserError(f"{file.path}: {reason}; mend or remove the file, or run without --strict to skip it")
 
 
+def _damage_error(folder: Path, place: int) -> UserError:
+    """Removes the pack, so that the next run decodes the images again."""
+    with suppress(OSError), _lock_of(folder).acquire(timeout=SECONDS_TO_REMOVE):
+        remove(folder)
+    what = f"cached pixels in {folder} are damaged at image {place}"
+    if os.path.lexists(folder):
+        return UserError(f"{what}: remove that folder, then run again or continue with --resume")
+    return UserError(f"{what} and were removed: run again or continue with --resume, which decodes the images again")
+
+
 def _cache_error(cache_dir: Path, error: OSError) -> UserError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return UserError(
             f"{cache_dir}: disk full while caching pixels; free space or choose another folder with --cache"
         )
-    return UserError(f"{cache_dir}: cannot be used as cache ({os_reason(error)}); choose another folder with --cache")
+    culprit = f": {error.filename}" if error.filename else ""
+    return UserError(
+        f"{cache_dir}: cannot be used as cache ({os_reason(error)}{culprit}); choose another folder with --cache"
+    )
 
 
 def _to_numpy(values: np.ndarray | torch.Tensor | Sequence[int]) -> np.ndarray:

@@ -1,12 +1,15 @@
 """Contact sheets: pictures of the data a person can look at before trusting it."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
 from unida.data.images import BadImage, read_rgb
 from unida.errors import UserError
+from unida.support.text import printable
 
 _MARGIN = 12  # around the sheet
 _GAP = 6  # between thumbnails
@@ -119,11 +122,13 @@ def _write(
     size: int = _FONT,
     colour: tuple[int, int, int] = _INK,
 ) -> None:
-    """Write one line of text, cut with '…' where it would not fit."""
+    """Write one line of text, cut with '…' where it would not fit. Any text: class folders have names of all kinds."""
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=size)
-    shown = text
-    while shown and draw.textlength(shown, font=font) > width:
-        shown = shown.removesuffix("…")[:-1] + "…" if len(shown) > 2 else ""
+    shown = printable(text)[: width + 1]  # a letter takes a pixel or more
+    if draw.textlength(shown, font=font) > width:
+        ends = range(1, len(shown))
+        fitting = bisect_right(ends, width, key=lambda end: ceil(draw.textlength(shown[:end] + "…", font=font)))
+        shown = shown[:fitting] + "…" if fitting else ""
     draw.text(corner, shown, fill=colour, font=font)
 
 

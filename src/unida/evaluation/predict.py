@@ -34,6 +34,16 @@ class Predictions(list[Prediction]):
         super().__init__(predictions)
         self.skipped = list(skipped)
 
+    def of(self, paths: Iterable[str]) -> "Predictions":
+        """What there is for each of these paths, in this order and under these names; the same path may come twice."""
+        answers = {prediction.path: prediction for prediction in self}
+        reasons = {skipped.path: skipped.reason for skipped in self.skipped}
+        plain = [(path, str(Path(path))) for path in paths]  # "./a.png" is "a.png"
+        return Predictions(
+            (answers[name]._replace(path=path) for path, name in plain if name in answers),
+            (Skipped(path, reasons[name]) for path, name in plain if name in reasons),
+        )
+
     def write_csv(self, path: Path) -> None:
         """A row per file, by path; a skipped file has no label but a reason."""
         rows: list[tuple[str, ...]] = [

@@ -13,6 +13,7 @@ from unida.data.options import DataOptions
 from unida.data.pairs import benchmark_pair
 from unida.data.pixels import Pixels
 from unida.errors import UserError
+from unida.support.text import printable
 
 log = logging.getLogger("unida")
 
@@ -49,8 +50,8 @@ def read_truth(
     if not set(names) & set(classes):
         log.warning(
             "no class of the target (%s, …) is named like one of the source (%s, …): all images count as unknown",
-            min(names),
-            min(classes),
+            printable(min(names)),
+            printable(min(classes)),
         )
     private = sorted(set(names) - set(classes))
     all_names = (*classes, *private)

@@ -156,9 +156,10 @@ class FeatureInputs:
         done = 0
         with progress("features", total, visible=visible) as report:
             for pixels, recipe, view, missing in todo:
-                shelf = self._shelf(pixels, view, recipe)
-                with shelf.computing:
-                    shelf.refresh()  # another process may have computed some by now
+                shelves = self._shelves_of(pixels, view, recipe)
+                with shelves[0].computing:
+                    for shelf in shelves:
+                        shelf.refresh()  # another process may have computed some by now
                     left = self._missing(pixels, view, recipe)
                     for start in range(0, len(left), BATCH):
                         self._store(pixels, left[start : start + BATCH], view, recipe)
@@ -166,13 +167,12 @@ class FeatureInputs:
                 done += len(missing)
 
     def _store(self, pixels: Pixels, index: np.ndarray, view: int, recipe: ImageRecipe | None) -> None:
-        features, labels = self._compute(pixels, index, view, recipe)
-        if recipe is not None:  # labels first: a row of features is what counts as there
-            shelf = self._shelf(pixels, view, recipe, labels=True)
+        """Compute and keep, without what a shelf still has after a kill or damage."""
+        computed = self._compute(pixels, index, view, recipe)
+        for shelf, values in zip(self._shelves_of(pixels, view, recipe), computed, strict=False):
             shelf.refresh()
             new = [n for n, i in enumerate(index) if _digest(pixels, i) not in shelf.row_of]
-            shelf.append([_digest(pixels, index[n]) for n in new], labels[new])
-        self._shelf(pixels, view, recipe).append([_digest(pixels, i) for i in index], features)
+            shelf.append([_digest(pixels, index[n]) for n in new], values[new])
 
     def _find_missing(self, jobs: Sequence[Job]) -> list[_Missing]:
         """Views that are not there, by job; an image that two jobs need counts once."""
@@ -201,11 +201,11 @@ class FeatureInputs:
         log.info("features: %d views to compute once, %.2f GiB in %s, about %s", total, size, where, duration(seconds))
 
     def _missing(self, pixels: Pixels, view: int, recipe: ImageRecipe | None) -> np.ndarray:
-        """(M,) indices of images without features, each content once."""
-        shelf, seen, missing = self._shelf(pixels, view, recipe), set[bytes](), []
+        """(M,) indices of images without features or labels, each content once."""
+        shelves, seen, missing = self._shelves_of(pixels, view, recipe), set[bytes](), []
         for i in range(len(pixels)):
             digest = _digest(pixels, i)
-            if digest not in shelf.row_of and digest not in seen:
+            if digest not in seen and any(digest not in shelf.row_of for shelf in shelves):
                 seen.add(digest)
                 missing.append(i)
         return np.array(missing, dtype=np.int64)
@@ -280,6 +280,11 @@ class FeatureInputs:
         stem, resizing = self.stem, f"{pixels.resize} {pixels.size} decoder {DECODER_VERSION}"
         key = f"{FORMAT_VERSION} | {stem.key} | {stem.format} {stem.shape} | {(resizing, self.preprocess.crop, view)}"
         return key if recipe is None else f"{key} | {recipe.key}"
+
+    def _shelves_of(self, pixels: Pixels, view: int, recipe: ImageRecipe | None) -> list[Shelf]:
+        """Of a view's features, and of a recipe's labels."""
+        kinds = (False,) if recipe is None else (False, True)
+        return [self._shelf(pixels, view, recipe, labels) for labels in kinds]
 
     def _shelf(self, pixels: Pixels, view: int, recipe: ImageRecipe | None = None, labels: bool = False) -> Shelf:
         key = self._key(pixels, view, recipe) + (" | labels" if labels else "")

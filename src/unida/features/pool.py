@@ -42,7 +42,10 @@ class Pool:
             f"{pixels.resize} {pixels.size} decoder {DECODER_VERSION} | crop {preprocess.crop}"
         )
         self.folder = folder
+        made = self._make(0)  # for the shape of what comes with the images
         self.features = self._shelf("features", stem.shape, TORCH_FORMAT[stem.format])
+        self._labels = self._shelf("labels", tuple(made.labels.shape[1:]), made.labels.dtype)
+        self._of = self._shelf("of", tuple(made.of.shape[1:]), torch.int64)
 
     def draw(self, count: int, draw: np.random.Generator, part: slice) -> Made:
         """A random `count` of the pool (this process's part of them), with replacement; on the host."""
@@ -58,7 +61,8 @@ class Pool:
         if not self._missing():
             return
         with self.features.computing:
-            self.features.refresh()  # another process may have made some by now
+            for shelf in self._shelves:
+                shelf.refresh()  # another process may have made some by now
             missing = self._missing()
             if not missing:
                 return
@@ -75,10 +79,8 @@ class Pool:
                     report(done * CHUNK)
 
     def _keep(self, names: list[bytes], made: Made) -> None:
-        """Store a chunk, without what a truncated shelf still has of it. Features last: they count as there."""
-        for shelf, values in zip(
-            (self._labels, self._of, self.features), (made.labels, made.of, made.images), strict=True
-        ):
+        """Store a chunk, without what a shelf still has of it after a kill or damage."""
+        for shelf, values in zip(self._shelves, made, strict=True):
             shelf.refresh()
             new = [i for i, name in enumerate(names) if name not in shelf.row_of]
             shelf.append([names[i] for i in new], values[new])
@@ -87,28 +89,25 @@ class Pool:
     def _places(self) -> list[tuple[Shelf, np.ndarray]]:
         """Each shelf, and (size,) where the images lie on it."""
         names = [name for chunk in range(self.chunks) for name in self._names(chunk)]
-        shelves = (self.features, self._labels, self._of)
-        return [(shelf, np.array([shelf.row_of[name] for name in names], dtype=np.int64)) for shelf in shelves]
+        rows = (np.array([shelf.row_of[name] for name in names], dtype=np.int64) for shelf in self._shelves)
+        return list(zip(self._shelves, rows, strict=True))
 
-    @cached_property
-    def _example(self) -> Made:
-        """Some made images, for the shape of their labels."""
-        return self._make(0)
-
-    @cached_property
-    def _labels(self) -> Shelf:
-        return self._shelf("labels", tuple(self._example.labels.shape[1:]), self._example.labels.dtype)
-
-    @cached_property
-    def _of(self) -> Shelf:
-        return self._shelf("of", tuple(self._example.of.shape[1:]), torch.int64)
+    @property
+    def _shelves(self) -> tuple[Shelf, Shelf, Shelf]:
+        """In the order of `Made`."""
+        return self.features, self._labels, self._of
 
     def _shelf(self, what: str, shape: tuple[int, ...], kind: torch.dtype) -> Shelf:
         name = hashlib.blake2b(f"{self.key} | {what}".encode(), digest_size=16).hexdigest()
         return Shelf(self.folder / name, shape, kind)
 
     def _missing(self) -> list[int]:
-        return [c for c in range(self.chunks) if any(name not in self.features.row_of for name in self._names(c))]
+        """Chunks of which something is not there: an image, its label, or what it was made of."""
+        return [
+            chunk
+            for chunk in range(self.chunks)
+            if any(name not in shelf.row_of for name in self._names(chunk) for shelf in self._shelves)
+        ]
 
     def _names(self, chunk: int) -> list[bytes]:
         return [b"pooled" + (chunk * CHUNK + i).to_bytes(10, "big") for i in range(CHUNK)]

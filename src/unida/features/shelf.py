@@ -64,6 +64,8 @@ class Shelf:
             values: (B, *shape), on the host.
         """
         assert not any(digest in self.row_of for digest in digests)
+        if not digests:
+            return
         packed = values.to(self.kind).contiguous()
         if not bool(packed.isfinite().all()):
             raise UserError(
@@ -127,6 +129,10 @@ class Shelf:
 
     def _spot_check(self) -> None:
         count = len(self.row_of)
+        if count < len(self._checksums):  # two rows of one name: what is found under it may be another image's
+            log.warning("the index of kept features in %s is damaged; computing all again", self.folder)
+            self._start_anew()
+            return
         rows = np.unique(np.linspace(0, count - 1, min(SPOT_CHECKS, count)).astype(int))
         if (damaged := self._damaged(rows, self._read(rows))) is not None:
             log.warning("kept features in %s are damaged at row %d; computing all again", self.folder, damaged)

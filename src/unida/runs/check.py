@@ -15,6 +15,7 @@ from unida.runs.pipeline import Domains, refuse_single_images, refuse_uneven_bat
 from unida.runs.rehearsal import Rehearsal, rehearse
 from unida.support.memory import keep_freed_memory
 from unida.support.progress import duration
+from unida.support.text import printable
 from unida.training.devices import open_fabric
 
 GRAIN = 2  # grey levels that count as equal: on a plain ground, compression decides what is brighter
@@ -37,7 +38,8 @@ def check_run(config: Config) -> list[str]:
         refuse_single_images(method, config, processes)
         refuse_crop(method.backbone, config.data.crop, method.eval().features)
         rehearsal = rehearse(fabric, method, Domains(source, target), config)
-    return [*lines, "", *_tell_cost(rehearsal, config, method.backbone.frozen_at)]
+    lines += ["", *_tell_cost(rehearsal, config, method.backbone.frozen_at)]
+    return [printable(line) for line in lines]  # names of classes and files may be anything
 
 
 def _describe(source: Source, target: Target) -> list[str]:

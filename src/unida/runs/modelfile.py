@@ -71,7 +71,7 @@ def save_model(path: Path, method: Method, config: Config, classes: tuple[str, .
         run=fingerprint_of(config),
     )
     answering = {name: tensor for name, tensor in method.state_dict().items() if not name.startswith(method.run_only)}
-    write_tensors(path, answering, {"unida": json.dumps(asdict(info))})
+    write_tensors(path, answering, {"model": json.dumps(asdict(info))})
 
 
 def load_model(path: Path, config: Config | None = None) -> tuple[Method, ModelInfo]:
@@ -81,10 +81,10 @@ def load_model(path: Path, config: Config | None = None) -> tuple[Method, ModelI
         config: of the run that the model must belong to.
     """
     tensors, notes = read_tensors(path)
-    if "unida" not in notes:
-        raise UserError(f"{path} is not a model of unida: its header does not describe one")
+    if "model" not in notes:
+        raise UserError(f"{path} is not a model: it may be a checkpoint, to continue a run with")
     try:
-        info = _read_info(json.loads(notes["unida"]))
+        info = _read_info(json.loads(notes["model"]))
         method = _build_for_answers(info)
         missing, unexpected = method.load_state_dict(tensors, strict=False)
         if unexpected or any(not name.startswith(method.run_only) for name in missing):

@@ -59,7 +59,7 @@ def execute(config: Config) -> Path:
     try:
         if not is_finished(claim.folder):
             logged = logging_to(claim.folder if is_main else None, visible=is_main)
-            with interruptible(), logged, torch.random.fork_rng(), _explaining_memory():
+            with interruptible(), _explaining_limits(), logged, torch.random.fork_rng():
                 _carry_out(claim, fabric)
         elif is_main:
             log.info("the run in %s is finished", claim.folder)
@@ -71,10 +71,15 @@ def execute(config: Config) -> Path:
 
 
 @contextmanager
-def _explaining_memory() -> Iterator[None]:
-    """A size that memory cannot hold is the user's to change."""
+def _explaining_limits() -> Iterator[None]:
+    """What memory or disk cannot hold is the user's to change."""
     try:
         yield
+    except OSError as error:
+        what = error.filename or "a file of the run"
+        raise UserError(
+            f"{what} cannot be read or written ({error.strerror or error}): solve that, then continue with --resume"
+        ) from error
     except (MemoryError, RuntimeError) as error:
         text = str(error).lower()
         if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in text:

@@ -14,6 +14,7 @@ from unida.data.folders import Skipped
 from unida.evaluation.metrics import METRIC_NOTES, OpenSetResult
 from unida.support.files import write_csv, write_text
 from unida.support.progress import duration
+from unida.support.text import printable
 from unida.training.logging import read_lines
 
 log = logging.getLogger("unida")
@@ -102,7 +103,7 @@ def oracle_best(folder: Path, last: OpenSetResult, config: Config) -> dict[str, 
     """The evaluation with the highest HOS, chosen with target labels: an upper bound, not a result."""
     evaluations = [line for line in read_lines(folder / "metrics.jsonl") if line["kind"] == "evaluation"]
     evaluations.append({"step": config.training.steps, "kind": "evaluation", **last.scalars()})
-    best = max(evaluations, key=lambda line: -1.0 if line["hos"] is None else line["hos"])
+    best = max(evaluations, key=lambda line: -1.0 if line.get("hos") is None else line["hos"])
     log.info(
         "oracle (chosen with target labels, not a result): HOS %s at step %d",
         percent(best["hos"]),
@@ -117,10 +118,11 @@ def write_skipped(path: Path, skipped: Iterable[Skipped]) -> None:
 
 def class_lines(result: OpenSetResult) -> list[str]:
     """A table with a line per class: how many images, how many of them found, how many answers right."""
-    width = max(len(row.name) for row in result.per_class) + 2
+    names = {row.name: printable(row.name) for row in result.per_class}
+    width = max(map(len, names.values())) + 2
     header = f"  {'class':<{width}}{'images':>7}{'recall':>8}{'precision':>11}"
     rows = [
-        f"  {('  ' if row.kind == 'private' else '') + row.name:<{width}}{row.n:>7}"
+        f"  {('  ' if row.kind == 'private' else '') + names[row.name]:<{width}}{row.n:>7}"
         f"{percent(row.recall):>8}{percent(row.precision):>11}"
         for row in result.per_class
         if row.n or row.precision is not None

@@ -26,24 +26,25 @@ def shown(metavar: str, hint: str = "", name: str | None = None) -> Any:
 def check_numbers(
     options: object,
     *names: str,
-    above: float | None = None,
-    least: float | None = None,
+    least: float = -math.inf,
+    above: float = -math.inf,
     most: float = math.inf,
+    below: float = math.inf,
 ) -> None:
     """Refuse a number outside its range, by the option's name. None passes: it means a default."""
     for name in names:
         number = getattr(options, name)
-        if number is None:
+        if number is None or (math.isfinite(number) and least <= number <= most and above < number < below):
             continue
-        large_enough = number >= least if least is not None else number > above if above is not None else True
-        if large_enough and number <= most and abs(number) != math.inf:  # a NaN is never large enough
-            continue
-        bounds = [f"at least {_plain(least)}"] if least is not None else []
-        bounds += [f"above {_plain(above)}"] if above is not None and least is None else []
-        bounds += [f"at most {_plain(most)}"] if most < math.inf else []
-        finite = ["finite"] if isinstance(number, float) and most == math.inf else []
-        raise UserError(f"{flag(name)} is {number}: it must be {' and '.join([*finite, *bounds])}")
+        finite = "" if math.isfinite(number) else "finite and "
+        limits = [("at least", least), ("above", above), ("at most", most), ("below", below)]
+        shown = [f"{word} {_plain(limit)}" for word, limit in limits if _is_worth_telling(limit, number)]
+        raise UserError(f"{flag(name)} is {number}: it must be {finite}{' and '.join(shown)}")
 
 
-def _plain(number: float | None) -> str:
+def _is_worth_telling(limit: float, number: float) -> bool:
+    return math.isfinite(limit) and (limit != LARGEST_INTEGER or number > limit)
+
+
+def _plain(number: float) -> str:
     return f"{number:,}" if isinstance(number, int) else f"{number:g}"

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from unida.errors import UserError
 
-DIGEST = "digest"  # its name in the header
+HEADER = "unida"  # the one entry of the file's header: of several, safetensors would change the order at will
+DIGEST = "digest"
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, str]) -> None:
@@ -28,7 +29,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str,
     aside = path.with_name(path.name + ".tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(on_host, aside, {**notes, DIGEST: digest_of(on_host, notes)})
+        save_file(on_host, aside, {HEADER: json.dumps({DIGEST: digest_of(on_host, notes), **notes})})
         descriptor = os.open(aside, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -47,14 +48,11 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors and the notes; a UserError if a bit of them is not what was written."""
     try:
         with safe_open(path, framework="pt") as file:
-            notes = dict(file.metadata() or {})
+            notes = _notes(path, file.metadata())
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, ValueError) as error:
         raise UserError(f"{path} cannot be read as a safetensors file: {_reason(error)}") from error
-    digest = notes.pop(DIGEST, None)
-    if digest is None:
-        raise UserError(f"{path} was not written by this version of unida: it has no digest of its content")
-    if digest != digest_of(tensors, notes):
+    if notes.pop(DIGEST, None) != digest_of(tensors, notes):
         raise UserError(f"{path} is damaged: its content does not match its digest; use a copy, or train again")
     return tensors, notes
 
@@ -63,9 +61,17 @@ def read_notes(path: Path) -> dict[str, str]:
     """The notes alone, unchecked: for a quick look."""
     try:
         with safe_open(path, framework="pt") as file:
-            return dict(file.metadata() or {})
+            return _notes(path, file.metadata())
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path} cannot be read as a safetensors file: {_reason(error)}") from error
+
+
+def _notes(path: Path, header: Mapping[str, str] | None) -> dict[str, str]:
+    try:
+        notes = json.loads((header or {})[HEADER])
+        return {str(name): str(value) for name, value in notes.items()}
+    except (LookupError, ValueError, AttributeError) as error:
+        raise UserError(f"{path} is damaged, or was not written by this version of unida") from error
 
 
 def digest_of(tensors: Mapping[str, Tensor], notes: Mapping[str, str]) -> str:

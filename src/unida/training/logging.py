@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
+
+from unida.support.files import write_text
 
 log = logging.getLogger("unida")
 
@@ -23,10 +24,8 @@ class MetricsLog:
     def __init__(self, folder: Path, resume_step: int = 0) -> None:
         self.path = folder / "metrics.jsonl"
         kept = [json.dumps(line) for line in read_lines(self.path) if line["step"] <= resume_step]
-        aside = self.path.with_name("metrics.jsonl.tmp")
-        aside.write_text("".join(line + "\n" for line in kept))
-        os.replace(aside, self.path)
-        self.file = self.path.open("a")
+        write_text(self.path, "".join(line + "\n" for line in kept))
+        self.file = self.path.open("a", encoding="utf-8")
         self.board = SummaryWriter(str(folder), purge_step=resume_step + 1 if resume_step else None)
 
     def write(self, step: int, kind: str, numbers: Mapping[str, float | str | None]) -> None:
@@ -42,16 +41,30 @@ class MetricsLog:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics.jsonl; a last line that a kill cut short is left out."""
+    """The lines of a metrics.jsonl. A last line that a kill cut short is left out; so are damaged ones, with a word."""
     if not path.exists():
         return []
-    lines = []
-    for text in path.read_text().splitlines():
-        try:
-            lines.append(json.loads(text))
-        except json.JSONDecodeError:
-            break
+    lines, damaged = [], 0
+    texts = path.read_bytes().splitlines()
+    for number, text in enumerate(texts, start=1):
+        record = _record(text)
+        if record is not None:
+            lines.append(record)
+        elif number < len(texts):
+            damaged += 1
+    if damaged:
+        log.warning("%s: %d damaged line(s) are left out", path, damaged)
     return lines
+
+
+def _record(text: bytes) -> dict[str, Any] | None:
+    """What a line says, or None if it is no record."""
+    try:
+        record = json.loads(text)
+    except ValueError:  # no JSON, or no UTF-8
+        return None
+    is_record = isinstance(record, dict) and isinstance(record.get("step"), int) and isinstance(record.get("kind"), str)
+    return record if is_record else None
 
 
 @contextmanager

@@ -135,6 +135,8 @@ class Training:
         self._swept = None
         wants = self.method.wants(step)
         batch = self.stream.batch(step, self.phase, wants)
+        for turn in self.phase.turns:  # of all: the log reports them, whichever turn is due
+            set_learning_rate(self.optimisers[turn.name], step - self.span.start, len(self.span), turn.decay)
         due = [turn for turn in self.phase.turns if turn.due is None or turn.due(step)]
         for turn in due:
             self.latest[turn.name] = self._take_turn(turn, batch, step, is_first=turn is due[0])
@@ -147,7 +149,6 @@ class Training:
 
     def _take_turn(self, turn: Turn, batch: tuple[SourceBatch, TargetBatch], step: int, is_first: bool) -> Losses:
         training, optimiser = self.config.training, self.optimisers[turn.name]
-        set_learning_rate(optimiser, step - self.span.start, len(self.span), turn.decay)
         purpose = "step" if turn is self.phase.turns[0] else f"step {turn.name}"  # dropout and the like
         torch.manual_seed(torch_seed(training.seed, purpose, step, self.fabric.global_rank))
         losses: Losses = self.wrapped(turn, *batch, step)

@@ -45,4 +45,4 @@ class TrainingOptions:
         check_numbers(self, "lr", "backbone_lr", "clip_norm", above=0)
         check_numbers(self, "seed", least=0, most=LARGEST_INTEGER)
         check_numbers(self, "weight_decay", least=0)
-        check_numbers(self, "momentum", least=0, most=0.9999)
+        check_numbers(self, "momentum", least=0, below=1)

@@ -1,0 +1,181 @@
+"""Small methods that each use a part of the contract.
+
+They are killed in every phase and resume to the same bits; two processes do what one does.
+"""
+
+import itertools
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from small_methods import SMALL, register
+from tiny_runs import ENVIRONMENT, Killed, adapt_arguments, all_weights, lines_of, model_hash, run_here
+
+from unida.data.glyphs import GlyphFolders, write_glyphs
+from unida.methods import METHODS
+from unida.support.tensorfile import read_notes
+from unida.training.loop import Training
+
+STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> GlyphFolders:
+    out = tmp_path_factory.mktemp("small") / "data"
+    return write_glyphs(out, shared=2, source_private=1, target_private=1, per_class=7, size=40)
+
+
+@pytest.fixture(autouse=True)
+def registered() -> Iterator[None]:
+    before = dict(METHODS)
+    register()
+    yield
+    METHODS.clear()
+    METHODS.update(before)
+
+
+def arguments(folders: GlyphFolders, name: str, method: str, **changes: Any) -> list[str]:
+    place = folders.source.parent.parent
+    options = {"method": method, "steps": STEPS, "batch_size": 6, "checkpoint_every": 1, **changes}
+    return adapt_arguments(folders.source, folders.target, place / name, place / "cache", **options)
+
+
+def place_of(folders: GlyphFolders, name: str) -> Path:
+    return folders.source.parent.parent / name
+
+
+@pytest.fixture(scope="module")
+def whole(folders: GlyphFolders) -> dict[tuple[str, str], Path]:
+    """Runs that nobody disturbed, made when first asked for."""
+    return {}
+
+
+def undisturbed(folders: GlyphFolders, whole: dict[tuple[str, str], Path], method: str, train: str) -> Path:
+    if (method, train) not in whole:
+        name = f"whole {method} {train}"
+        assert run_here(arguments(folders, name, method, train=train)) == 0
+        whole[method, train] = place_of(folders, name)
+    return whole[method, train]
+
+
+def kill_after(step: int, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+    write = Training._write_checkpoint
+
+    def write_and_die(training: Training) -> None:
+        write(training)
+        if training.done == step:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "_write_checkpoint", write_and_die)
+        with pytest.raises(Killed):
+            run_here(words)
+
+
+# three-phases has steps 0…4 in its first phase, 5…7 in the third (the second has none), 8…11 in the last.
+KILLS = {"three-phases": (1, 4, 5, 6, 8, 9, 11), "memory": (1, 7), "rotating": (3, 4, 9), "two-turns": (1, 2, 5, 6)}
+
+
+@pytest.mark.parametrize(("method", "step"), [(name, step) for name, steps in KILLS.items() for step in steps])
+def test_killed_in_every_phase_it_resumes_to_the_same_bits(
+    folders: GlyphFolders,
+    whole: dict[tuple[str, str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    step: int,
+) -> None:
+    expected = undisturbed(folders, whole, method, "all")
+    name = f"killed {method} {step}"
+    kill_after(step, monkeypatch, arguments(folders, name, method, train="all"))
+    run = place_of(folders, name)
+    assert run_here(["adapt", "--out", str(run), "--resume"]) == 0
+    assert model_hash(run) == model_hash(expected)
+    assert lines_of(run) == lines_of(expected)
+    assert (run / "predictions.csv").read_bytes() == (expected / "predictions.csv").read_bytes()
+    ours, theirs = all_weights(run), all_weights(expected)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+@pytest.mark.parametrize("method", ["rotating", "three-phases"])
+def test_frozen_features_are_resumed_too(
+    folders: GlyphFolders, whole: dict[tuple[str, str], Path], monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    expected = undisturbed(folders, whole, method, "tail")
+    kill_after(7, monkeypatch, arguments(folders, f"killed tail {method}", method, train="tail"))
+    run = place_of(folders, f"killed tail {method}")
+    assert run_here(["adapt", "--out", str(run), "--resume"]) == 0
+    assert model_hash(run) == model_hash(expected)
+    assert lines_of(run) == lines_of(expected)
+
+
+def test_phases_take_their_turns(folders: GlyphFolders, whole: dict[tuple[str, str], Path]) -> None:
+    run = undisturbed(folders, whole, "three-phases", "all")
+    lines = [line for line in lines_of(run) if line["kind"] == "train"]
+    assert [line["phase"] for line in lines] == ["source"] * 5 + ["both"] * 3 + ["target alone"] * 4
+    assert ["closed" in line for line in lines] == [True] * 8 + [False] * 4
+    # Adam keeps its rate; the others start again from the whole rate and fall.
+    rates = [line["lr_backbone"] for line in lines]
+    assert rates[0] == rates[5] == rates[6] == rates[7] == rates[8] == 0.001
+    assert rates[0] > rates[1] > rates[4] and rates[8] > rates[9] > rates[11]
+    log = (run / "log.txt").read_text()
+    assert "phase 2 of 4: look, 0 steps" in log and "phase 4 of 4: target alone, 4 steps" in log
+    kept = all_weights(run)
+    assert {key.split("/")[1] for key in kept if key.startswith("optimiser/")} == {"goal"}
+    assert read_notes(run / "checkpoint" / "resume.safetensors")["progress"].count('"phase": 3') == 1
+    head = {key: value for key, value in kept.items() if key.startswith("method/head")}
+    teacher = {key: value for key, value in kept.items() if key.startswith("method/teacher")}
+    assert all(torch.equal(a, b) for a, b in zip(head.values(), teacher.values(), strict=True))  # no head learns there
+    names = set(load_file(run / "checkpoint" / "model.safetensors"))
+    assert "head.weight" in names and "prior" in names and not any(name.startswith("teacher") for name in names)
+
+
+def test_turns_are_taken_when_they_are_due(folders: GlyphFolders, whole: dict[tuple[str, str], Path]) -> None:
+    run = undisturbed(folders, whole, "two-turns", "all")
+    losses = [(line["closed"], line["entropy"]) for line in lines_of(run) if line["kind"] == "train"]
+    for step, ((closed, entropy), (closed_after, entropy_after)) in enumerate(itertools.pairwise(losses), 1):
+        assert (closed != closed_after) == (step % 2 == 0)
+        assert (entropy != entropy_after) == (step % 3 == 0)
+    state = all_weights(run)
+    steps = {float(value) for key, value in state.items() if key.startswith("optimiser/adapt") and key.endswith("step")}
+    assert steps == {4.0}  # of Adam: 0, 3, 6, 9
+
+
+def test_rotations_are_made_of_every_image_that_is_asked_for(
+    folders: GlyphFolders, whole: dict[tuple[str, str], Path]
+) -> None:
+    for train in ("all", "tail"):
+        state = all_weights(undisturbed(folders, whole, "rotating", train))
+        assert int(state["method/seen"]) == STEPS * (6 + 6 + 5)
+        assert state["method/upside_down"].any()
+
+
+@pytest.mark.parametrize(("method", "train"), [("memory", "all"), ("rotating", "all"), ("rotating", "tail")])
+def test_two_processes_equal_one(folders: GlyphFolders, method: str, train: str) -> None:
+    """On a backbone without BatchNorm, whose statistics would be those of a process's own images."""
+    runs = {}
+    for devices in (1, 2):
+        name = f"{devices} {method} {train}"
+        words = arguments(folders, name, method, train=train, backbone="test_vit", devices=devices, checkpoint_every=6)
+        script = Path(__file__).with_name("small_methods.py")
+        done = subprocess.run([sys.executable, script, *words], env=ENVIRONMENT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        runs[devices] = place_of(folders, name)
+    ours, theirs = all_weights(runs[2]), all_weights(runs[1])
+    assert ours.keys() == theirs.keys()
+    for key in ours:
+        torch.testing.assert_close(ours[key], theirs[key], rtol=1e-3, atol=1e-5, msg=key)
+    if method == "memory":
+        assert (ours["method/memory"].norm(dim=1) > 0.5).all()  # 12 steps of 6 images: every one of 21 was seen
+    two, one = lines_of(runs[2]), lines_of(runs[1])
+    for line, expected in zip(two, one, strict=True):
+        assert line["total"] == pytest.approx(expected["total"], rel=1e-3)
+
+
+def test_every_small_method_is_tried() -> None:
+    assert set(KILLS) == {method.card.name for method in SMALL}
