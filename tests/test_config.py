@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import yaml
 
-from unida.config import Config, check, config_class, config_from_options, default_cache, load_config, save_config
+from unida.config import Config, check, complete, config_class, config_from_options, load_config, save_config
+from unida.data.options import default_cache
 from unida.errors import UserError
 from unida.methods import METHODS
-from unida.runs.folder import complete
 
-GROUPS = ("data", "model", "training", "output", "hyper")
+GROUPS = ("data", "model", "training", "output", "spa", "method")
 
 
 def flat(config: Config) -> list[tuple[str, Any]]:
@@ -59,7 +59,7 @@ def test_values_go_to_a_file_and_back(tmp_path: Path) -> None:
     assert back == config
     assert back.data.source == Path("fotos/ä ö: ü")
     assert (back.data.pair, back.data.benchmark, back.model.weights) == ("12:30", "null", "1e5")
-    assert (back.training.lr, back.hyper.threshold) == (1e-5, 1.0)
+    assert (back.training.lr, back.method.threshold) == (1e-5, 1.0)
     assert [type(a) for _, a in flat(back)] == [type(b) for _, b in flat(config)]
 
 
@@ -88,26 +88,19 @@ def test_wrong_names_and_types_are_named(options: dict[str, Any], message: str) 
     assert "\n" not in str(caught.value)
 
 
+COUNTS = ("steps", "batch_size", "devices", "num_nodes", "image_size", "crop", "min_images_per_class", "log_every")
+
+
 @pytest.mark.parametrize(
-    "name",
+    ("name", "bound"),
     [
-        "steps",
-        "batch_size",
-        "devices",
-        "num_nodes",
-        "image_size",
-        "crop",
-        "min_images_per_class",
-        "log_every",
-        "checkpoint_every",
-        "lr",
-        "backbone_lr",
-        "clip_norm",
+        *((name, "at least 1") for name in (*COUNTS, "checkpoint_every", "views")),
+        *((name, "above 0") for name in ("lr", "backbone_lr", "clip_norm")),
     ],
 )
-def test_numbers_above_zero(name: str) -> None:
+def test_numbers_above_zero(name: str, bound: str) -> None:
     for bad in (0, -1):
-        with pytest.raises(UserError, match=f"--{name.replace('_', '-')} is {bad}.*above 0"):
+        with pytest.raises(UserError, match=f"--{name.replace('_', '-')} is {bad}.*{bound}"):
             config_from_options({name: bad})
 
 
@@ -133,9 +126,9 @@ def test_numbers_out_of_range(name: str, bad: float) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"train": "all", "tap": "layer3"}, "--tap layer3 is lost with --train all"),
-        ({"train": "head", "tap": "layer9"}, "--tap layer9 is lost with --train head"),
-        ({"compile": True, "spa": True}, "--compile is lost with --spa"),
+        ({"train": "all", "tap": "layer3"}, "--tap has no effect with --train all"),
+        ({"train": "head", "tap": "layer9"}, "--tap has no effect with --train head"),
+        ({"compile": True, "spa": True}, "--compile has no effect with --spa"),
     ],
 )
 def test_choices_without_an_effect_are_refused(options: dict[str, Any], message: str) -> None:
@@ -146,7 +139,7 @@ def test_choices_without_an_effect_are_refused(options: dict[str, Any], message:
 def test_a_tap_is_refused_where_the_machine_decides_to_train_all() -> None:
     config = config_from_options({"tap": "layer3"})
     assert complete(config, has_gpu=False).model.train == "tail"
-    with pytest.raises(UserError, match="--tap layer3 is lost with --train all"):
+    with pytest.raises(UserError, match="--tap has no effect with --train all"):
         complete(config, has_gpu=True)
 
 
@@ -162,6 +155,10 @@ def test_numbers_on_the_edge_are_taken() -> None:
         ("[1, 2]", "is not the config of a run"),
         ("data: [", "is not the config of a run"),
         ("training: {method: ovanet}", "is not the config of a run.*'data'"),
+        ("training: {method: ovanet}\ndata: []", "is not the config of a run"),
+        ("training: {method: ovanet}\ndata: {}\nmodel: 3", "is not the config of a run"),
+        ("training: {method: [ovanet]}", "is not the config of a run"),
+        ("training: ovanet", "is not the config of a run"),
         ("training: {method: gone}", "no method 'gone'"),
     ],
 )
@@ -189,10 +186,10 @@ def test_a_config_with_an_unknown_option_is_refused(tmp_path: Path) -> None:
 
 def test_an_option_that_a_config_lacks_has_its_default(tmp_path: Path) -> None:
     """The run may be older than the option."""
-    said = config_from_options({"seed": 5, "steps": 7, "views": 2, "entropy_weight": 0.3})
-    save_config(said, tmp_path / "config.yaml")
+    given = config_from_options({"seed": 5, "steps": 7, "views": 2, "entropy_weight": 0.3})
+    save_config(given, tmp_path / "config.yaml")
     content = yaml.safe_load((tmp_path / "config.yaml").read_text())
-    del content["training"]["seed"], content["model"]["views"], content["hyper"]["entropy_weight"]
+    del content["training"]["seed"], content["model"]["views"], content["method"]["entropy_weight"]
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
     assert load_config(tmp_path / "config.yaml") == config_from_options({"steps": 7})
 

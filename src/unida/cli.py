@@ -20,6 +20,7 @@ from unida import __version__
 from unida.errors import UserError
 from unida.support.options import flag
 from unida.support.suggest import did_you_mean
+from unida.support.text import printable
 
 OVERVIEW = """\
 unida: universal domain adaptation of image classifiers
@@ -196,7 +197,7 @@ def _saying_how_to_continue(command: str, folder: Path) -> Iterator[None]:
             yield
     except (Interrupted, KeyboardInterrupt) as stop:
         if (folder / "config.yaml").exists():
-            _exit_with(f"{stop or 'interrupted'}. Continue with: {command}", 130)
+            _exit_with(f"{str(stop) or 'interrupted'}. Continue with: {command}", 130)
         _exit_with("stopped before the run began: start it again", 130)
 
 
@@ -297,7 +298,7 @@ def _predict(arguments: list[str]) -> None:
     unknown = sum(p.label == "unknown" for p in predictions)
     print(f"{len(predictions)} images, {unknown} of them unknown; answers are in {options.csv}")
     for item in predictions.skipped:
-        print(f"skipped {item.path}: {item.reason}", file=sys.stderr)
+        print(printable(f"skipped {item.path}: {item.reason}"), file=sys.stderr)
 
 
 @dataclass(frozen=True)
@@ -313,7 +314,8 @@ class Demo:
 def _demo(arguments: list[str]) -> None:
     description = "Source-only, OVANet and OVANet+SPA, side by side, on generated pictures."
     options = _parse(Demo, "unida demo", arguments, description)
-    with _saying_how_to_continue(f"unida demo {' '.join(arguments)}".rstrip(), options.out / "ovanet"):
+    first_run = options.out / "source-only"
+    with _saying_how_to_continue(f"unida demo {' '.join(arguments)}".rstrip(), first_run):
         from unida.runs.demo import run_demo
 
         run_demo(options.out, options.steps, options.seed)

@@ -199,7 +199,7 @@ def load_config(path: Path) -> Config:
         return config_from_yaml(path.read_text(encoding="utf-8"))
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, LookupError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is not the config of a run: {error!r}") from error
 
 

@@ -7,8 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from unida.analysis.complexity import AnsweringNetwork, Complexity, ComplexityOptions, compare, comparison_lines, count
+from unida.analysis.complexity import Complexity, compare, comparison_lines, count
+from unida.analysis.options import ComplexityOptions
+from unida.answering.alone import Answering
 from unida.cli import main
+from unida.methods.base import Scores
 
 PAPER = {"parameters": ("23.661", "25.686"), "multiply_adds": ("4.120", "4.223")}  # millions; thousand millions
 
@@ -24,6 +27,8 @@ def test_the_papers_table_comes_out() -> None:
 class Tiny(nn.Module):
     """One layer of each kind: 3 → 4 channels at half the size, pooled, 4 → 5."""
 
+    num_classes, unknown_threshold = 5, 0.5
+
     def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, 4, kernel_size=3, stride=2, padding=1, bias=False)
@@ -33,12 +38,12 @@ class Tiny(nn.Module):
     def features(self, images: Tensor) -> Tensor:
         return self.pool(self.act(self.norm(self.conv(images)))).flatten(1)  # type: ignore[no-any-return]
 
-    def score(self, features: Tensor) -> Tensor:
-        return self.head(features)  # type: ignore[no-any-return]
+    def score(self, features: Tensor) -> Scores:
+        return Scores(self.head(features), torch.zeros(len(features)))
 
 
 def test_each_kind_of_layer_is_counted_by_its_rule() -> None:
-    network = AnsweringNetwork(Tiny())  # type: ignore[arg-type]
+    network = Answering(Tiny())  # type: ignore[arg-type]
     map_elements = 4 * 8 * 8
     products = map_elements * 3 * 3 * 3 + 4 * 5
     elementwise = 2 * map_elements + map_elements + map_elements  # norm, activation, pooling
@@ -54,7 +59,9 @@ def test_products_between_tokens_are_counted() -> None:
         rows = torch.zeros(1, 1, tokens, width)
         return nn.functional.scaled_dot_product_attention(rows, rows, rows)
 
-    network = AnsweringNetwork(SimpleNamespace(features=attend, score=lambda features: None))  # type: ignore[arg-type]
+    scores = Scores(torch.zeros(1, 2), torch.zeros(1))
+    method = SimpleNamespace(features=attend, score=lambda features: scores, num_classes=2, unknown_threshold=0.5)
+    network = Answering(method)  # type: ignore[arg-type]
     assert count(network, crop=8).multiply_adds == 2 * tokens * tokens * width
 
 

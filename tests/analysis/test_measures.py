@@ -16,12 +16,12 @@ from unida.analysis.measures import (
     domain_invariance_score,
     linear_probe,
     negative_transfer_risk,
-    prototype_alignment_score,
     source_negative_transfer_risk,
     validated_l2,
     word_vocabulary,
 )
 from unida.errors import UserError
+from unida.models.words import prototype_alignment_score
 
 CLASSES, CHANNELS = 5, 12
 
@@ -254,33 +254,7 @@ def test_five_images_a_domain_are_enough(shared: int) -> None:
     assert 0 <= score <= 1
 
 
-# ---- PAS -------------------------------------------------------------------------------------------------------------
-
-
-def slow_pas(features: np.ndarray, words: np.ndarray) -> list[float]:
-    scores = []
-    for image in features:
-        best = []
-        for u in range(image.shape[1]):
-            h = image[:, u]
-            best.append(max(h @ v / (np.linalg.norm(h) * np.linalg.norm(v)) for v in words))
-        scores.append(float(np.mean(best)))
-    return scores
-
-
-@pytest.mark.parametrize("cosines_at_once", [1, 100, 2**24])
-def test_pas_is_the_mean_of_the_best_cosines(cosines_at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measures, "COSINES_AT_ONCE", cosines_at_once)
-    maps, words = normal(5, 6 * 3 * 2, seed=0).reshape(5, 6, 3, 2), 3 * normal(7, 6, seed=1)
-    expected = slow_pas(maps.flatten(2).numpy(), words.numpy())
-    assert np.allclose(prototype_alignment_score(maps, words), expected, atol=1e-5)
-    vectors = maps[:, :, 0, 0]
-    assert np.allclose(prototype_alignment_score(vectors, words), slow_pas(vectors[:, :, None].numpy(), words.numpy()))
-
-
-def test_a_feature_on_a_word_scores_one_and_a_feature_of_zeros_scores_zero() -> None:
-    words = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
-    assert prototype_alignment_score(torch.tensor([[0.0, 0.1], [0.0, 0.0]]), words).tolist() == [1, 0]
+# ---- words for PAS ---------------------------------------------------------------------------------------------------
 
 
 def test_words_are_as_near_as_scikit_learns() -> None:

@@ -8,18 +8,18 @@ import torch
 from lightning_fabric import Fabric
 
 from unida.analysis import tracking
-from unida.analysis.measures import domain_invariance_score, negative_transfer_risk, prototype_alignment_score
+from unida.analysis.measures import domain_invariance_score, negative_transfer_risk
 from unida.analysis.tracking import Tracking, tracked_note
-from unida.config import Config, config_from_options
-from unida.data.augment import Preprocess
+from unida.config import Config, complete, config_from_options
 from unida.data.domains import Source, Target, open_domains
 from unida.data.glyphs import write_glyphs
 from unida.errors import UserError
 from unida.evaluation.truth import Truth, read_truth
+from unida.features.inputs import PixelInputs
 from unida.methods.base import Method
 from unida.methods.spa.method import SPA
-from unida.runs.folder import complete
-from unida.runs.modelfile import build_method
+from unida.models.words import prototype_alignment_score
+from unida.runs.modelfile import build_for_run
 from unida.training import batches
 
 CPU = torch.device("cpu")
@@ -45,17 +45,18 @@ def domains(config: Config) -> Domains:
 
 
 @pytest.fixture
-def method(config: Config) -> Method:
-    return build_method(config, num_classes=4)
+def method(config: Config, domains: Domains) -> Method:
+    source, target, _ = domains
+    return build_for_run(config, source, target)
 
 
-def preprocess_of(method: Method) -> Preprocess:
-    return Preprocess(32, method.backbone.mean, method.backbone.std, CPU)
+def inputs_of(method: Method) -> PixelInputs:
+    return PixelInputs(32, method.backbone.mean, method.backbone.std, CPU)
 
 
 def measure(names: tuple[str, ...], domains: Domains, method: Method) -> dict[str, float]:
     fabric = Fabric(accelerator="cpu", devices=1)
-    return Tracking(names, *domains, seed=0).measure(method, preprocess_of(method), fabric)
+    return Tracking(names, *domains, seed=0).measure(method, inputs_of(method), fabric)
 
 
 def test_the_measures_are_of_the_methods_features_and_its_words(
@@ -67,11 +68,11 @@ def test_the_measures_are_of_the_methods_features_and_its_words(
     assert list(found) == ["dis", "pas", "ntr"]
 
     assert isinstance(method, SPA)
-    preprocess, words = preprocess_of(method), method.words
-    images = [preprocess.test_view(pixels, np.arange(len(pixels))) for pixels in (source.pixels, truth.pixels)]
+    inputs, words = inputs_of(method), method.words
+    images = [inputs.test_view(pixels, np.arange(len(pixels))) for pixels in (source.pixels, truth.pixels)]
     with torch.no_grad():
         ours, theirs = (method.eval().features(part) for part in images)
-        score = prototype_alignment_score(words.map(images[1]), words.words.prototypes.detach())
+        score = prototype_alignment_score(words.map(images[1]), words.vocabulary.prototypes.detach())
     assert found["pas"] == pytest.approx(float(score.mean()), abs=1e-5)
     is_private = torch.from_numpy(np.array([truth.names[label] in ("key", "tree") for label in truth.labels]))
     labels = torch.from_numpy(source.labels)
@@ -115,7 +116,7 @@ def test_without_truth_the_targets_images_are_looked_at(domains: Domains) -> Non
     assert without.target_is_private is None and len(without.target) == len(target.pixels)
 
 
-def test_too_few_images_for_dis_are_told_at_the_start(domains: Domains) -> None:
+def test_too_few_images_for_dis_are_reported_at_the_start(domains: Domains) -> None:
     source, target, _ = domains
     few = Target(target.pixels.subset(np.arange(4)))
     with pytest.raises(UserError, match=r"--track dis: the target has 4 different images.*leave dis out"):

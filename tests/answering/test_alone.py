@@ -12,12 +12,13 @@ from lightning_fabric import Fabric
 from PIL import Image
 from torch import Tensor
 
-from unida.answering.alone import Answers, answer_batch, answer_pixels
+from unida.answering.alone import Answering, Answers, answer_pixels
 from unida.data.augment import Preprocess
 from unida.data.folders import scan
 from unida.data.pixels import Pixels, decode_in_memory
-from unida.methods.base import Method
-from unida.methods.source_only import SourceOnly, SourceOnlyOptions
+from unida.methods.base import Method, Problem, Scores
+from unida.methods.source_only import SourceOnly
+from unida.methods.source_only_options import SourceOnlyOptions
 from unida.models.backbone import create_backbone
 
 COUNT = 13
@@ -28,7 +29,8 @@ FIELDS = ("prediction", "closed", "probability", "unknown_score")
 def method() -> Method:
     """Random weights, with batch statistics of its own and a threshold that cuts its answers in two."""
     torch.manual_seed(0)
-    method = SourceOnly(create_backbone("test_resnet.r160_in1k", "none"), 4, SourceOnlyOptions(threshold=0.9))
+    backbone = create_backbone("test_resnet.r160_in1k", "none")
+    method = SourceOnly(backbone, Problem(num_classes=4), SourceOnlyOptions(threshold=0.9))
     with torch.no_grad():
         method.features(torch.randn(16, 3, 32, 32))
         method.closed.weight.mul_(20)
@@ -59,7 +61,8 @@ def one_by_one(method: Method, pixels: Pixels, inputs: Preprocess) -> Answers:
         with torch.no_grad():
             scores = method.score(method.features(inputs.test_view(pixels, np.array([i]))))
         p = scores.logits.softmax(dim=1)
-        rows.append((method.decide(scores), p.argmax(dim=1), p.amax(dim=1), scores.unknown))
+        prediction = torch.tensor([4]) if scores.unknown.item() > method.unknown_threshold else p.argmax(dim=1)
+        rows.append((prediction, p.argmax(dim=1), p.amax(dim=1), scores.unknown))
     answers = Answers(*(torch.cat(column) for column in zip(*rows, strict=True)))
     assert len(answers.prediction.unique()) > 2 and (answers.prediction == 4).any()  # there is something to mix up
     return answers
@@ -106,20 +109,28 @@ def test_known_features_are_not_computed_again(
     method: Method, pixels: Pixels, inputs: Preprocess, fabric: Fabric, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the answers are those of a pass of its own, to the last bit."""
-    expected = answer_pixels(method, pixels, inputs, fabric, batch_size=5, visible=False)
+    monkeypatch.setattr("unida.answering.alone.BATCH", 5)
+    expected = answer_pixels(method, pixels, inputs, fabric, visible=False)
     with torch.no_grad():
         index = np.split(np.arange(len(pixels)), range(5, len(pixels), 5))
         features = torch.cat([method.features(inputs.test_view(pixels, part)) for part in index])
     monkeypatch.setattr(type(method), "features", None)
-    found = answer_pixels(method, pixels, inputs, fabric, batch_size=5, visible=False, features=features)
+    found = answer_pixels(method, pixels, inputs, fabric, visible=False, features=features)
     assert all(torch.equal(getattr(found, field), getattr(expected, field)) for field in FIELDS)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 13, 64])
 def test_batches_do_not_matter(
-    method: Method, pixels: Pixels, inputs: Preprocess, fabric: Fabric, one_by_one: Answers, batch_size: int
+    method: Method,
+    pixels: Pixels,
+    inputs: Preprocess,
+    fabric: Fabric,
+    one_by_one: Answers,
+    batch_size: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = answer_pixels(method, pixels, inputs, fabric, batch_size, visible=False)
+    monkeypatch.setattr("unida.answering.alone.BATCH", batch_size)
+    found = answer_pixels(method, pixels, inputs, fabric, visible=False)
     assert_same(found, one_by_one)
     assert found.prediction.dtype == found.closed.dtype == torch.int64
     assert found.probability.dtype == found.unknown_score.dtype == torch.float32
@@ -138,13 +149,14 @@ def test_every_process_ends_up_with_all_answers_in_order(
 ) -> None:
     some, gathering = pixels.subset(range(count)), Gathering(processes)
     monkeypatch.setattr(torch.distributed, "all_gather", gathering.all_gather)
+    monkeypatch.setattr("unida.answering.alone.BATCH", 2)
     found: dict[int, Answers] = {}
     errors: list[BaseException] = []
 
     def work(rank: int) -> None:
         together: Any = Together(rank, processes)
         try:
-            found[rank] = answer_pixels(method, some, inputs, together, batch_size=2, visible=False)
+            found[rank] = answer_pixels(method, some, inputs, together, visible=False)
         except BaseException as error:
             errors.append(error)
             gathering.barrier.abort()
@@ -177,11 +189,34 @@ def test_batch_statistics_are_left_alone_and_training_goes_on(
     assert not method.training  # a method that was not training stays so
 
 
-def test_the_best_class_is_told_even_of_an_unknown_image(one_by_one: Answers, method: Method, pixels: Pixels) -> None:
+def test_the_best_class_is_given_even_of_an_unknown_image(one_by_one: Answers, method: Method) -> None:
     images = torch.randn(6, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    found = answer_batch(method, method.features(images))
+    with torch.no_grad():
+        found, of_features = Answering(method)(images), Answering(method).of_features(method.features(images))
+    assert all(torch.equal(getattr(found, field), getattr(of_features, field)) for field in FIELDS)
     for answers in (found, one_by_one):
         assert answers.closed.max() < 4
         known = answers.prediction < 4
         assert torch.equal(answers.prediction[known], answers.closed[known])
         assert (answers.probability >= 0.25).all() and (answers.probability <= 1).all()
+
+
+class Given(Method):
+    """Scores that a test has made up."""
+
+    def __init__(self, scores: Scores, threshold: float) -> None:
+        torch.nn.Module.__init__(self)
+        self.problem, self.given, self.unknown_threshold = Problem(num_classes=3), scores, threshold
+
+    def score(self, features: Tensor) -> Scores:
+        return self.given
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.25, 0.5, 1.0])
+def test_an_image_is_unknown_exactly_if_its_score_is_above_the_threshold(threshold: float) -> None:
+    unknown = torch.tensor([0.0, 0.2499, 0.25, 0.2501, 0.5, 0.5001, 1.0])
+    logits = torch.eye(3)[[0, 1, 2, 0, 1, 2, 0]]
+    answers = Answering(Given(Scores(logits, unknown), threshold)).of_features(torch.zeros(7, 1))
+    assert (answers.prediction == 3).tolist() == [score > threshold for score in unknown.tolist()]
+    assert answers.closed.tolist() == [0, 1, 2, 0, 1, 2, 0]
+    assert torch.equal(answers.unknown_score, unknown)

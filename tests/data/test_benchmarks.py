@@ -40,7 +40,7 @@ def test_spellings_of_benchmarks(spelling: str, name: str) -> None:
 
 
 def test_an_unknown_benchmark_gets_a_suggestion() -> None:
-    with pytest.raises(UserError, match=r"'ofice31' \(did you mean office31\?\): there are domainnet, office-home"):
+    with pytest.raises(UserError, match=r"'ofice31' \(did you mean 'office31'\?\); there are domainnet, office-home"):
         load_benchmark("ofice31")
     with pytest.raises(UserError, match="no benchmark 'mnist': there are"):
         load_benchmark("mnist")
@@ -322,9 +322,9 @@ def test_spellings_of_domains(name: str, spelling: str, domain: str) -> None:
 
 
 def test_an_unknown_domain_gets_a_suggestion() -> None:
-    with pytest.raises(UserError, match=r"'amazn' \(did you mean amazon\?\): it has amazon \(A\), dslr \(D\)"):
+    with pytest.raises(UserError, match=r"'amazn' \(did you mean 'amazon'\?\); it has amazon \(A\), dslr \(D\)"):
         load_benchmark("office31").domain("amazn")
-    with pytest.raises(UserError, match="DomainNet has no domain 'quickdraw': it has painting"):
+    with pytest.raises(UserError, match="DomainNet has no domain 'quickdraw'; it has painting"):
         load_benchmark("domainnet").domain("quickdraw")
 
 

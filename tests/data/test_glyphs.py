@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from unida.data import glyph_paint, glyphs
+from unida.data import glyphs
 from unida.data.glyphs import CLASSES, DOMAINS, GlyphFolders, draw, write_glyphs
+from unida.data.glyphs import paint as glyph_paint
 from unida.data.glyphs.shapes import SHAPES, Part
 from unida.errors import UserError
 

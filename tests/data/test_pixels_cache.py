@@ -16,7 +16,7 @@ import pytest
 from filelock import FileLock
 from tiny_pixels import SIZE, make_images, open_in
 
-from unida.data import cache
+from unida.data import pixels as cache
 from unida.data.folders import ImageFile, Progress, scan
 from unida.data.images import ResizeMode, read_rgb, resize
 from unida.data.pixels import open_pixels

@@ -39,9 +39,12 @@ def test_draws_of_different_positions_in_a_batch_are_independent() -> None:
     assert abs((classes[1:] == classes[:-1]).mean() - 0.25) < 0.02
 
 
-def test_a_class_without_images_is_refused_by_its_number() -> None:
-    with pytest.raises(ValueError, match="class id 1 has no image"):
-        BalancedSampler(np.array([0, 2, 2]), 4, seed=0)
+def test_a_class_without_images_is_never_drawn_and_the_others_equally_often() -> None:
+    labels = np.array([0, 2, 2, 4, 4, 4])
+    index = drawn(BalancedSampler(labels, 30, seed=0), 400)
+    assert set(index.tolist()) == set(range(6))
+    shares = np.bincount(labels[index], minlength=5) / len(index)
+    np.testing.assert_allclose(shares, [1 / 3, 0, 1 / 3, 0, 1 / 3], atol=0.02)
 
 
 @pytest.mark.parametrize(("count", "size"), [(12, 4), (10, 4), (3, 8), (1, 5), (7, 7)])

@@ -12,15 +12,15 @@ from lightning_fabric import Fabric
 from PIL import Image
 
 from unida.answering.alone import Answers, answer_pixels
-from unida.data import cache
 from unida.data.augment import Preprocess
 from unida.data.folders import ImageFile, Skipped, scan
 from unida.data.images import ResizeMode
-from unida.data.pixels import open_pixels
+from unida.data.pixels import Pixels, decode_in_memory, open_pixels
 from unida.evaluation import predict
 from unida.evaluation.predict import Prediction, Predictions, name_answers, predict_files
-from unida.methods.base import Method
-from unida.methods.ovanet import OVANet, OVANetOptions
+from unida.methods.base import Method, Problem
+from unida.methods.ovanet import OVANet
+from unida.methods.ovanet_options import OVANetOptions
 from unida.models.backbone import create_backbone
 
 CLASSES = ("cup", "lamp", "chair")
@@ -30,7 +30,7 @@ INPUTS = Preprocess(32, (0.5, 0.5, 0.5), (0.2, 0.2, 0.2), torch.device("cpu"))
 @pytest.fixture(scope="module")
 def method() -> Method:
     torch.manual_seed(0)
-    method = OVANet(create_backbone("test_resnet.r160_in1k", "none"), len(CLASSES), OVANetOptions())
+    method = OVANet(create_backbone("test_resnet.r160_in1k", "none"), Problem(len(CLASSES)), OVANetOptions())
     with torch.no_grad():
         method.features(torch.randn(16, 3, 32, 32))
         method.closed.weight.mul_(30)
@@ -91,9 +91,9 @@ def test_memory_stays_flat(
 ) -> None:
     chunks = []
 
-    def counted(some: list[ImageFile], *how: object) -> cache.Pixels:
+    def counted(some: list[ImageFile], *how: object) -> Pixels:
         chunks.append(len(some))
-        return cache.decode_in_memory(some, *how)  # type: ignore[arg-type]
+        return decode_in_memory(some, *how)  # type: ignore[arg-type]
 
     monkeypatch.setattr(predict, "CHUNK", 4)
     monkeypatch.setattr(predict, "decode_in_memory", counted)
@@ -127,6 +127,20 @@ def test_ids_become_names_in_the_order_of_the_images(tmp_path: Path, files: list
         (str(pixels.files[2].path), "cup", 1.0, 0.25),
         (str(pixels.files[3].path), "lamp", 0.75, 0.5),
     ]
+
+
+def test_answers_come_in_the_order_and_under_the_names_of_given_paths() -> None:
+    found = Predictions(
+        [Prediction("a.png", "cup", 0.5, 0.25), Prediction("b/c.png", "unknown", 0.75, 1.0)],
+        [Skipped("torn.jpg", "truncated")],
+    )
+    asked = found.of(["./b/c.png", "torn.jpg", "a.png", "b//c.png", "never.png"])
+    assert list(asked) == [
+        ("./b/c.png", "unknown", 0.75, 1.0),
+        ("a.png", "cup", 0.5, 0.25),
+        ("b//c.png", "unknown", 0.75, 1.0),
+    ]
+    assert asked.skipped == [Skipped("torn.jpg", "truncated")]
 
 
 def test_the_table_has_a_row_per_file_by_path(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import unida
 from unida.config import config_class, config_from_options
 from unida.data.glyphs import GlyphFolders
 from unida.methods import METHODS
-from unida.methods.spa.options import flag
+from unida.support.options import flag
 
 
 def api_options(tiny: dict[str, str]) -> dict[str, Any]:

@@ -8,10 +8,10 @@ import pytest
 from bad_input import assert_refuses
 from tiny_runs import adapt_arguments, lines_of, model_hash, run_here, start_process
 
-from unida import pipeline
 from unida.config import load_config
 from unida.data.glyphs import GlyphFolders
 from unida.errors import UserError
+from unida.runs import pipeline
 from unida.support.processes import told_by_main_process
 
 TAIL = {"train": "tail", "views": 2, "steps": 4}
@@ -86,7 +86,11 @@ def test_a_run_without_a_choice_is_not_resumed_with_one(
 
 
 def test_a_run_that_is_stopped_while_it_measures_chooses_when_it_is_resumed(
-    glyphs: GlyphFolders, place: Path, chosen: Path, monkeypatch: pytest.MonkeyPatch
+    glyphs: GlyphFolders,
+    place: Path,
+    chosen: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def stop(*arguments: Any) -> Any:
         raise KeyboardInterrupt
@@ -95,6 +99,8 @@ def test_a_run_that_is_stopped_while_it_measures_chooses_when_it_is_resumed(
     with monkeypatch.context() as patch:
         patch.setattr(pipeline, "choose_taps", stop)
         assert run_here(arguments(glyphs, place, run.name, tap="auto")) == 130
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told == f"interrupted. Continue with: unida adapt --out {run} --resume"
     assert load_config(run / "config.yaml").model.tap == "auto"
     assert run_here(["adapt", "--out", str(run), "--resume"]) == 0
     assert (run / "config.yaml").read_text() == (chosen / "config.yaml").read_text().replace(str(chosen), str(run))
@@ -120,9 +126,9 @@ def test_check_chooses_as_the_run_will(chosen: Path, glyphs: GlyphFolders, place
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"train": "all", "tap": "auto"}, "--tap auto is lost with --train all"),
-        ({"train": "head", "tap": "auto"}, "--tap auto is lost with --train head"),
-        ({"train": "head", "spa": True, "spa.tap": "auto"}, "--spa.tap auto is lost with --train head"),
+        ({"train": "all", "tap": "auto"}, "--tap has no effect with --train all"),
+        ({"train": "head", "tap": "auto"}, "--tap has no effect with --train head"),
+        ({"train": "head", "spa": True, "spa.tap": "auto"}, "--spa.tap has no effect with --train head"),
         ({"spa.tap": "auto"}, "--spa.tap has no effect without --spa"),
     ],
 )

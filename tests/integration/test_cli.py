@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bad_input import AdaptWords
 from PIL import Image
-from safetensors import safe_open
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import unida
@@ -22,6 +22,7 @@ from unida.data.benchmarks import available, load_benchmark
 from unida.data.glyphs import GlyphFolders
 from unida.evaluation.metrics import METRIC_NOTES
 from unida.methods import METHODS
+from unida.support.tensorfile import read_tensors
 
 COMMANDS = {
     "check": ("--source DIR", "--target DIR"),
@@ -94,7 +95,7 @@ def test_config_is_complete_and_reads_back_the_same(finished: Path, glyphs: Glyp
     assert config.training.steps == 3
     assert config.training.backbone_lr == pytest.approx(0.001)
     assert config.output.checkpoint_every == 50
-    assert config.hyper.entropy_weight == 0.1
+    assert config.method.entropy_weight == 0.1
 
 
 def test_metrics_by_step_in_json_lines_and_tensorboard(finished: Path) -> None:
@@ -113,15 +114,15 @@ def test_metrics_by_step_in_json_lines_and_tensorboard(finished: Path) -> None:
 
 
 def test_checkpoints_open_without_pickle_and_describe_themselves(finished: Path) -> None:
-    with safe_open(finished / "checkpoint/model.safetensors", framework="pt") as file:
-        info = json.loads(file.metadata()["unida"])
-        names = set(file.keys())
+    model, notes = read_tensors(finished / "checkpoint/model.safetensors")
+    info = json.loads(notes["model"])
     assert info["classes"] == ["arrow", "heart", "house", "star"]
     assert (info["method"], info["backbone"], info["crop"]) == ("ovanet", "test_resnet.r160_in1k", 32)
-    assert "closed.weight" in names
-    with safe_open(finished / "checkpoint/resume.safetensors", framework="pt") as file:
-        assert file.metadata()["step"] == "3"
-        assert any(name.startswith("optimiser/") for name in file.keys())  # noqa: SIM118 (no dict)
+    assert "closed.weight" in model
+    saved, notes = read_tensors(finished / "checkpoint/resume.safetensors")
+    assert json.loads(notes["progress"])["step"] == 3
+    assert any(name.startswith("optimiser/") for name in saved)
+    assert not any(name.startswith("optimiser/") for name in model)
 
 
 def test_a_prediction_for_every_target_image(finished: Path, glyphs: GlyphFolders) -> None:
@@ -185,16 +186,17 @@ def test_predict_in_a_process_of_its_own(finished: Path, glyphs: GlyphFolders, s
     assert answer.out == f"20 images, {unknown} of them unknown; answers are in {tmp_path / 'new' / 'answers.csv'}\n"
 
 
-def test_a_run_needs_its_own_folder_alone(finished: Path, tmp_path: Path, cli: Any) -> None:
-    """Moved, without its data: it still answers for new images."""
-    moved = Path(shutil.copytree(finished, tmp_path / "moved"))
-    config = (moved / "config.yaml").read_text()
-    (moved / "config.yaml").write_text(re.sub("(source|target): .*", r"\1: /gone", config))
-    (tmp_path / "new").mkdir()
-    Image.new("RGB", (30, 20), "red").save(tmp_path / "new" / "red.png")
-    answer = cli(["predict", moved, tmp_path / "new", "--csv", tmp_path / "answers.csv"])
+def test_a_run_needs_its_own_folder_alone(work: Path, adapt_words: AdaptWords, cli: Any) -> None:
+    """Moved, and its data and cache are gone: it still answers for new images."""
+    assert cli(adapt_words({"--cache": work / "cache"})).code == 0
+    moved = (work / "runs/deep/one").rename(work / "moved")
+    for name in ("source", "target", "cache"):
+        shutil.rmtree(work / name)
+    (work / "new").mkdir()
+    Image.new("RGB", (30, 20), "red").save(work / "new" / "red.png")
+    answer = cli(["predict", moved, work / "new", "--csv", work / "answers.csv"])
     assert answer.code == 0, answer.err
-    assert [row["path"] for row in rows_of(tmp_path / "answers.csv")] == [str(tmp_path / "new" / "red.png")]
+    assert [row["path"] for row in rows_of(work / "answers.csv")] == [str(work / "new" / "red.png")]
 
 
 @pytest.mark.parametrize("name", ["target", "steps"])
@@ -226,7 +228,7 @@ def test_unlabelled_target_gets_answers_and_no_metrics(
     assert answer.code == 0, answer.err
     assert json.loads((tmp_path / "run/metrics.json").read_text()).keys() == {"cost"}
     assert len(rows_of(tmp_path / "run/predictions.csv")) == 20
-    assert load_config(tmp_path / "run/config.yaml").hyper.rejection == "entropy"
+    assert load_config(tmp_path / "run/config.yaml").method.rejection == "entropy"
 
 
 def test_benchmark_run(office31: Path, tiny: dict[str, str], cli: Any, tmp_path: Path) -> None:

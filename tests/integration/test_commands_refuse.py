@@ -141,7 +141,7 @@ NO_CONFIG = "run/config.yaml is not the config of a run"
             "choose another file",
         ),
         case("sheet_of_nothing", "data show nothing", "nothing holds no image", after=empty_folder),
-        case("verify_unknown", "data verify ofice31 source", "'ofice31'", "did you mean office31?"),
+        case("verify_unknown", "data verify ofice31 source", "'ofice31'", "did you mean 'office31'?"),
         case("verify_nowhere", "data verify office31 gone", "gone is not a folder", "Office-31"),
         case("no_such_verb", "adpat --source source", "'unida adpat'", "did you mean 'adapt'?"),
         case("no_such_data_verb", "data lsit", "'unida data lsit'", "did you mean 'list'?"),

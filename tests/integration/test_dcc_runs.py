@@ -18,14 +18,14 @@ from tiny_runs import (
     lines_of,
     model_hash,
     run_here,
+    saved_step,
     start_process,
 )
 
 import unida
-from unida import pipeline
 from unida.answering.alone import answer_pixels
 from unida.data.glyphs import GlyphFolders, write_glyphs
-from unida.training.checkpoint import read_metadata
+from unida.runs import pipeline
 
 # Several clusterings, at intervals that no checkpoint falls on.
 OPTIONS = {"method": "dcc", "steps": 16, "cluster_every": 3, "checkpoint_every": 10, "bottleneck": 16}
@@ -47,7 +47,7 @@ CHOICES = {
     "all": {"train": "all"},
     "tail": {"train": "tail"},
     "head": {"train": "head"},
-    "faithful": {"train": "head", "faithful": True, "unused_logits": 2},
+    "as released": {"train": "head", "repeat_classes": True, "unused_logits": 2},
     "SPA, head": {"train": "head", "spa": True, "spa.vocabulary": 16},
     "SPA, words alone": {"train": "tail", "spa": True, "spa.vocabulary": 16, "spa.entropy": "off"},
     "SPA, best": {"train": "tail", "spa": True, "spa.vocabulary": 16, "spa.pretext": "on", "spa.pool": 64},
@@ -67,8 +67,7 @@ def test_a_resumed_run_ends_as_one_that_was_not_stopped(
     assert any("discrepancy" in line for line in lines) and all("memory" in line for line in lines)
     with dying_at_the_first_checkpoint(monkeypatch):
         run_here(arguments(folders, killed, **CHOICES[choice]))
-    checkpoint = killed / "checkpoint" / "resume.safetensors"
-    assert int(read_metadata(checkpoint)["step"]) == 10  # the last clustering was before step 9
+    assert saved_step(killed) == 10  # the last clustering was before step 9
     assert run_here(["adapt", "--out", str(killed), "--resume"]) == 0
     assert_same_end(killed, whole)
     ours, theirs = all_weights(killed), all_weights(whole)
@@ -111,7 +110,7 @@ def test_two_processes_agree_on_clusters_and_answers(folders: GlyphFolders, tmp_
         )
 
 
-# On the second process, what a round finds is spoilt; each writes what it goes on with.
+# On the second process, what a round finds is spoilt; each writes what it continues with.
 SPOILT = """
 import os, sys
 from safetensors.torch import save_file
@@ -119,25 +118,25 @@ from unida.cli import main
 from unida.methods.dcc import DCC
 from unida.training.loop import Training
 
-rank, on_round, whole = int(os.environ.get("LOCAL_RANK", 0)), DCC.on_round, Training._round
+rank, cluster, take_round = int(os.environ.get("LOCAL_RANK", 0)), DCC.cluster, Training.take_round
 
-def spoilt_round(self, step, sweep):
-    on_round(self, step, sweep)
+def spoilt_clustering(self, step, sweep):
+    cluster(self, step, sweep)
     if rank:
         self.memory.neg_()
         self.matched_class.fill_(-1)
         self.assignment = self.assignment.flip(0)
 
 def noted_round(self):
-    whole(self)
+    take_round(self)
     save_file(dict(self.method.named_buffers()), f"{os.environ['NOTES']}/{self.done}-{rank}.safetensors")
 
-DCC.on_round, Training._round = spoilt_round, noted_round
+DCC.cluster, Training.take_round = spoilt_clustering, noted_round
 main(sys.argv[1:])
 """
 
 
-def test_all_processes_go_on_with_what_the_main_one_found(folders: GlyphFolders, tmp_path: Path) -> None:
+def test_all_processes_continue_with_what_the_main_one_found(folders: GlyphFolders, tmp_path: Path) -> None:
     script, notes = tmp_path / "spoilt.py", tmp_path / "notes"
     script.write_text(SPOILT)
     notes.mkdir()
@@ -162,7 +161,7 @@ TWO = {
 
 @pytest.mark.parametrize("choice", TWO)
 def test_two_processes_start_as_one_does(folders: GlyphFolders, tmp_path: Path, choice: str) -> None:
-    """The requested images are whole on each process: what is made of them does not hang on how a batch is shared.
+    """The images that it wants are whole on each process: what is made of them does not hang on how a batch is shared.
 
     In the first step only: the neck's BatchNorm makes of a share of a batch something else than of the whole.
     """
@@ -228,8 +227,11 @@ def test_odd_targets_and_sources_train_to_the_end(folders: GlyphFolders, tmp_pat
     ("changes", "said"),
     [
         ({"batch_size": 1}, "--batch-size 1 is one image in each process, and dcc normalises over its images"),
-        ({"warm_up": 16}, "--warm-up 16: the last clustering that 16 steps learn from is after 15"),
-        ({"images_per_class": 1}, "--images-per-class is 1: it must be 2 or more"),
+        (
+            {"warm_up": 16},
+            "--warm-up 16: no clustering would follow it",
+        ),
+        ({"images_per_class": 1}, "--images-per-class is 1: it must be at least 2"),
     ],
 )
 def test_what_cannot_work_ends_with_one_line(

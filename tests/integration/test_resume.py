@@ -21,11 +21,11 @@ from tiny_runs import (
     lines_of,
     model_hash,
     run_here,
+    saved_step,
     start_process,
 )
 
 from unida.data.glyphs import write_glyphs
-from unida.training.checkpoint import read_metadata
 
 STEPS = 60
 CHECKPOINT_EVERY = 9
@@ -63,10 +63,10 @@ def resume(run: Path) -> int:
 
 
 def assert_same_end(run: Path, whole: Path) -> None:
-    assert model_hash(run) == model_hash(whole)
+    for name in ("checkpoint/model.safetensors", "predictions.csv"):
+        assert (run / name).read_bytes() == (whole / name).read_bytes(), name
     assert lines_of(run) == lines_of(whole)
     assert last_step(run) == last_step(whole)
-    assert (run / "predictions.csv").read_bytes() == (whole / "predictions.csv").read_bytes()
 
 
 def wait_for(happened: Callable[[], object], process: "subprocess.Popen[str]") -> None:
@@ -119,7 +119,7 @@ def test_killed_at_a_random_step(place: Path, whole: Path) -> None:
 KILL_AT_CHECKPOINT = """
 import os, signal, sys
 from unida.cli import main
-from unida.training import checkpoint
+from unida.support import tensorfile
 
 nth, moment = int(sys.argv[1]), sys.argv[2]
 replace, saves = os.replace, 0
@@ -135,7 +135,7 @@ def replace_and_die(aside, path):
     if saves == nth:
         os.kill(os.getpid(), signal.SIGKILL)
 
-checkpoint.os.replace = replace_and_die
+tensorfile.os.replace = replace_and_die
 main(sys.argv[3:])
 """
 
@@ -148,7 +148,7 @@ def test_killed_at_the_rename_of_a_random_checkpoint(place: Path, whole: Path, m
     ended = subprocess.run(command, env=ENVIRONMENT, capture_output=True, check=False)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     known = nth - 1 if moment == "before" else nth
-    assert int(read_metadata(run / "checkpoint" / "resume.safetensors")["step"]) == known * CHECKPOINT_EVERY
+    assert saved_step(run) == known * CHECKPOINT_EVERY
     assert resume(run) == 0
     assert_same_end(run, whole)
 
@@ -165,12 +165,12 @@ def test_stopped_with_spa(place: Path, monkeypatch: pytest.MonkeyPatch, preset: 
     assert run_here(arguments(place, f"whole {name}", **spa)) == 0
     with dying_at_the_first_checkpoint(monkeypatch):
         run_here(arguments(place, f"killed {name}", **spa))
-    assert int(read_metadata(place / f"killed {name}" / "checkpoint" / "resume.safetensors")["step"]) == 5
+    assert saved_step(place / f"killed {name}") == 5
     assert resume(place / f"killed {name}") == 0
     assert_same_end(place / f"killed {name}", place / f"whole {name}")
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(place: Path, whole: Path) -> None:
+def test_ctrl_c_saves_and_says_how_to_continue(place: Path, whole: Path) -> None:
     run = place / "stopped"
     process = start_process(arguments(place, "stopped"))
     wait_for(lambda: lines_written(run) >= 5, process)
@@ -178,10 +178,10 @@ def test_ctrl_c_saves_and_says_how_to_go_on(place: Path, whole: Path) -> None:
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
-    step = int(read_metadata(run / "checkpoint" / "resume.safetensors")["step"])
+    step = saved_step(run)
     assert 4 <= step < STEPS
     assert f"stopped after step {step} of {STEPS}; the run is saved." in errors
-    assert f"Go on with: unida adapt --out {run} --resume" in errors
+    assert f"Continue with: unida adapt --out {run} --resume" in errors
     assert resume(run) == 0
     assert_same_end(run, whole)
 

@@ -10,8 +10,8 @@ from filelock import FileLock
 from tiny_runs import adapt_arguments, run_here
 
 import unida
-from unida import runfolder
 from unida.data.glyphs import GlyphFolders
+from unida.runs import folder
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_of_two_runs_that_start_together_the_later_one_changes_nothing(
 ) -> None:
     """The other one begins after this one has found the folder empty."""
     run, other = tmp_path / "run", FileLock(tmp_path / "run" / ".lock")
-    complete = runfolder.complete
+    complete = folder.complete
 
     def overtaken(*arguments: Any) -> Any:
         run.mkdir(exist_ok=True)
@@ -51,7 +51,7 @@ def test_of_two_runs_that_start_together_the_later_one_changes_nothing(
             other.acquire()
         return complete(*arguments)
 
-    monkeypatch.setattr(runfolder, "complete", overtaken)
+    monkeypatch.setattr(folder, "complete", overtaken)
     assert run_here(adapt_arguments(glyphs.source, glyphs.target, run, tmp_path / "cache")) == 2
     said = "another process is at work there" if still_at_work else "already holds other files"
     assert f"error: --out {run}" in (err := capsys.readouterr().err) and said in err

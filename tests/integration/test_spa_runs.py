@@ -10,18 +10,20 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
-from tiny_runs import adapt_arguments, lines_of, run_here
+from tiny_runs import adapt_arguments, all_weights, lines_of, run_here
 
 import unida
-from unida.config import config_from_options, config_from_yaml, config_to_yaml
+from unida.config import Config, complete, config_from_options, config_from_yaml, config_to_yaml
 from unida.data.glyphs import GlyphFolders, write_glyphs
 from unida.methods import METHODS
+from unida.methods.base import Method, Problem
+from unida.methods.build import build_method
 from unida.methods.spa.method import SPA
-from unida.methods.spa.options import PRESETS, SPAOptions, flag, resolve
+from unida.methods.spa.options import PRESETS, SPAOptions, resolve
 from unida.models.backbone import create_backbone
-from unida.runs.folder import complete
-from unida.runs.modelfile import build_method, load_model, save_model
-from unida.runs.pipeline import refuse_batches
+from unida.runs.modelfile import load_model, save_model
+from unida.runs.pipeline import refuse_single_images
+from unida.support.options import flag
 
 SMALL = {"spa": True, "spa.vocabulary": 16, "spa.pretext": "on", "spa.pool": 64}
 WATCHED = {"pas", "word_entropy", "usage_entropy", "words_in_use", "count_accuracy_source", "count_accuracy_target"}
@@ -38,6 +40,12 @@ def run(folders: GlyphFolders, out: Path, **changes: Any) -> Path:
     cache = folders.source.parent.parent / "cache"
     assert run_here(adapt_arguments(folders.source, folders.target, out, cache, **changes)) == 0
     return out
+
+
+def built(config: Config) -> Method:
+    """The configured method for three classes, on a small backbone."""
+    backbone = create_backbone("test_resnet", "none")
+    return build_method(config.training.method, backbone, Problem(3), config.method, config.spa)
 
 
 # ---- options ---------------------------------------------------------------------------------------------------------
@@ -61,12 +69,14 @@ def test_the_help_shows_every_option_of_spa(cli: Any) -> None:
     ],
 )
 def test_the_command_line_and_python_say_the_same(
-    words: tuple[str, ...], name: str, value: object, monkeypatch: pytest.MonkeyPatch, cli: Any
+    words: tuple[str, ...], name: str, value: object, monkeypatch: pytest.MonkeyPatch, cli: Any, tmp_path: Path
 ) -> None:
     parsed: list[Any] = []
     monkeypatch.setattr("unida.runs.pipeline.execute", parsed.append)
-    assert cli(["adapt", "--spa", *words]).code == 0
-    assert parsed == [config_from_options({"spa": True, name: value})]
+    places = {"source": tmp_path / "source", "target": tmp_path / "target", "out": tmp_path / "run"}
+    where = [word for option, path in places.items() for word in (f"--{option}", path)]
+    assert cli(["adapt", *where, "--spa", *words]).code == 0
+    assert parsed == [config_from_options({**places, "spa": True, name: value})]
     assert getattr(parsed[0].spa, name) == value
 
 
@@ -74,14 +84,14 @@ BAD: list[tuple[Sequence[str], str]] = [
     (["--spa.tap", "layer3"], r"--spa\.tap has no effect without --spa"),
     (["--spa.pretext", "off"], r"--spa\.pretext has no effect without --spa"),
     (["--spa.preset", "paper"], r"--spa\.preset has no effect without --spa"),
-    (["--spa", "--spa.grid", "7"], r"--spa\.grid is 7: it must be 2 to 6"),
-    (["--spa", "--spa.vocabulary", "0"], r"--spa\.vocabulary is 0: it must be above 0"),
+    (["--spa", "--spa.grid", "7"], r"--spa\.grid is 7: it must be at least 2 and at most 6"),
+    (["--spa", "--spa.vocabulary", "0"], r"--spa\.vocabulary is 0: it must be at least 1"),
     (["--spa", "--spa.temperature", "0"], r"--spa\.temperature is 0\.0: it must be above 0"),
-    (["--spa", "--spa.pool", "-1"], r"--spa\.pool is -1: it must be above 0"),
-    (["--spa", "--spa.entropy-weight", "-1"], r"--spa\.entropy-weight is -1\.0: it must not be below 0"),
-    (["--spa", "--spa.pretext-weight", "nan"], r"--spa\.pretext-weight is nan: it must not be below 0"),
+    (["--spa", "--spa.pool", "-1"], r"--spa\.pool is -1: it must be at least 1"),
+    (["--spa", "--spa.entropy-weight", "-1"], r"--spa\.entropy-weight is -1\.0: it must be at least 0"),
+    (["--spa", "--spa.pretext-weight", "nan"], r"--spa\.pretext-weight is nan: it must be finite and at least 0"),
     (["--spa", "--spa.words", "maybe"], "maybe"),
-    (["--spa", "--spa.vocabulry", "64"], r"no option '--spa\.vocabulry' \(did you mean --spa\.vocabulary\?\)"),
+    (["--spa", "--spa.vocabulry", "64"], r"no option '--spa\.vocabulry' \(did you mean '--spa\.vocabulary'\?\)"),
 ]
 
 
@@ -97,7 +107,7 @@ def test_a_tap_that_is_not_there_leaves_no_run(folders: GlyphFolders, tmp_path: 
     out = tmp_path / "run"
     words = adapt_arguments(folders.source, folders.target, out, tmp_path / "cache", **SMALL, **{"spa.tap": "layer9"})
     answer = cli(words)
-    assert answer.code == 2 and "has no tap 'layer9': did you mean 'layer" in answer.err
+    assert answer.code == 2 and "has no tap 'layer9' (did you mean 'layer" in answer.err
     assert "Traceback" not in answer.err
     assert not out.exists()
 
@@ -123,11 +133,12 @@ def test_presets_decide_everything_but_the_tap() -> None:
 def test_a_batch_that_words_cannot_be_normalised_over_is_refused(devices: int) -> None:
     given = {"spa": True, "batch_size": devices, "devices": devices}
     scaled = complete(config_from_options({**given, "spa_scale": "batchnorm"}), has_gpu=False)
-    told = rf"--batch-size {devices} is one image .* --spa\.scale batchnorm .* {2 * devices} or more"
+    told = rf"--batch-size {devices} is one image .* normalises over its images: choose {2 * devices} or more"
     with pytest.raises(unida.UserError, match=told):
-        refuse_batches(scaled, devices)
+        refuse_single_images(built(scaled), scaled, devices)
     for changes in ({"spa_scale": "batchnorm", "batch_size": 2 * devices}, {"spa_scale": "count"}):
-        refuse_batches(complete(config_from_options({**given, **changes}), has_gpu=False), devices)
+        config = complete(config_from_options({**given, **changes}), has_gpu=False)
+        refuse_single_images(built(config), config, devices)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +215,7 @@ def test_with_everything_off_the_method_is_as_it_was(
     ours, theirs = (load_file(folder / "checkpoint" / "model.safetensors") for folder in (null, bare))
     for name, tensor in theirs.items():
         inner = name.replace("backbone.", "backbone.backbone.", 1) if name.startswith("backbone.") else name
-        assert torch.equal(ours[f"base.{inner}"], tensor), name
+        assert torch.equal(ours[f"method.{inner}"], tensor), name
     assert (null / "predictions.csv").read_bytes() == (bare / "predictions.csv").read_bytes()
     real = run(folders, tmp_path / "real", **options, **SMALL)
     assert lines_of(real) != lines_of(bare)  # or the test would hold of anything
@@ -230,21 +241,31 @@ def test_a_model_file_gives_the_same_scores(method: str, preset: str, tmp_path: 
     given = {"method": method, "backbone": "test_resnet", "weights": "none", "train": "all", "crop": 32}
     config = config_from_options({**given, "spa": True, "spa_preset": preset, "spa_vocabulary": 16})
     config = replace(config, spa=resolve(config.spa))
-    made = build_method(config, 3).eval()
+    made = built(config).eval()
     assert isinstance(made, SPA)
     with torch.no_grad():
         for tensor in (*made.parameters(), *made.buffers()):
             if tensor.is_floating_point():
                 tensor.add_(0.05 * torch.rand(tensor.shape))
-    made.bins.copy_(torch.tensor([0, 1, 1, 2]))
     save_model(tmp_path / "model.safetensors", made, config, ("a", "b", "c"))
     before = torch.random.get_rng_state()
     loaded, info = load_model(tmp_path / "model.safetensors")
     assert torch.equal(torch.random.get_rng_state(), before)  # whoever loads a model has draws of his own
     assert isinstance(loaded, SPA)
     assert info.spa is not None and info.spa["spa_preset"] == preset
-    assert loaded.bins.tolist() == [0, 1, 1, 2]
     images = torch.rand(4, 3, 32, 32)
     with torch.no_grad():
         ours, theirs = (m.score(m.features(images)) for m in (made, loaded))
     assert torch.equal(ours.logits, theirs.logits) and torch.equal(ours.unknown, theirs.unknown)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_model_file_leaves_out_what_only_training_needs(folders: GlyphFolders, tmp_path: Path, method: str) -> None:
+    """The pretext classifier is dropped in the end; so is what the method below does not answer with."""
+    out = run(folders, tmp_path / "run", method=method, train="tail", steps=2, **SMALL)
+    model = set(load_file(out / "checkpoint" / "model.safetensors"))
+    saved = {name.removeprefix("method/") for name in all_weights(out) if name.startswith("method/")}
+    assert model < saved
+    below = {"method.assignment", "method.source_labels", "method.rounds", "method.settled"}
+    of_task = {"task.head.weight", "task.head.bias", "task.bins", "gap"}
+    assert saved - model == (of_task | below if method == "dcc" else of_task)

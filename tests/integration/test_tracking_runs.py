@@ -97,11 +97,11 @@ def test_a_target_without_labels_is_measured_without_metrics(glyphs: GlyphFolder
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"track": "dis", "eval_every": None}, "--track measures at every evaluation: say how often with --eval-every"),
-        ({"track": "dis,pas"}, "--track pas is lost without words to measure against: add --spa"),
-        ({"track": "ntr", "target_labels": None}, "--track ntr needs to know the target's private images: add --tar"),
-        ({"track": "ntrr"}, "--track names 'ntrr' (did you mean 'ntr'?); there are pas, ntr, dis"),
-        ({"track": "ntr,"}, "--track names ''; there are pas, ntr, dis"),
+        ({"track": "dis", "eval_every": None}, "--track measures at every evaluation: set how often with --eval-every"),
+        ({"track": "dis,pas"}, "--track pas measures against words: add --spa"),
+        ({"track": "ntr", "target_labels": None}, "--track ntr must know the target's private images: add --tar"),
+        ({"track": "ntrr"}, "--track has 'ntrr' (did you mean 'ntr'?); it knows pas, ntr, dis"),
+        ({"track": "ntr,"}, "--track has ''; it knows pas, ntr, dis"),
     ],
 )
 def test_what_cannot_be_measured_is_one_line(

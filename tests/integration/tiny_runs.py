@@ -1,6 +1,5 @@
 """Runs that take a second or two, on drawn pictures, for the integration tests."""
 
-import hashlib
 import json
 import os
 import subprocess
@@ -15,6 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 from unida.cli import main
+from unida.support.tensorfile import digest_of, read_tensors
+from unida.training.checkpoint import Checkpoint
 from unida.training.loop import Training
 
 # One thread: sums in another order give other bits, and the machine may be shared.
@@ -71,7 +72,8 @@ def start_process(
 
 
 def model_hash(run: Path) -> str:
-    return hashlib.sha256((run / "checkpoint" / "model.safetensors").read_bytes()).hexdigest()
+    """Of the tensors alone: the header names the run, and two runs may come to the same weights."""
+    return digest_of(read_tensors(run / "checkpoint" / "model.safetensors")[0], {})
 
 
 def last_step(run: Path) -> dict[str, Any]:
@@ -85,6 +87,11 @@ def lines_of(run: Path) -> list[dict[str, Any]]:
 
 def all_weights(run: Path) -> dict[str, Any]:
     return load_file(run / "checkpoint" / "resume.safetensors")
+
+
+def saved_step(run: Path) -> int:
+    """The step after which the run's checkpoint was written."""
+    return Checkpoint(run / "checkpoint" / "resume.safetensors").progress.step
 
 
 class Killed(BaseException):

@@ -8,18 +8,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_dcc import CLASSES, NECK, Batches, made_up, scene, with_extras
+from few_steps import COMPLETE, Batches, decided, losses_of, phases_of, take_steps, turn_of
+from tiny_dcc import CLASSES, NECK, USUAL, clustered, made_up, scene, wanted, with_extras
 from torch import Tensor, nn
 
-from unida.config import config_from_options
-from unida.methods.dcc import CLUSTERED, DCC, MATCHED, UNMATCHED, DCCOptions
-from unida.methods.spa.method import SPA
+from unida.config import complete, config_from_options
+from unida.methods.base import Problem
+from unida.methods.build import build_method
+from unida.methods.dcc import CLUSTERED, DCC, MATCHED, UNMATCHED
+from unida.methods.dcc_options import DCCOptions
+from unida.methods.spa.method import PRETEXT, SPA
 from unida.methods.spa.options import SPAOptions, resolve
 from unida.models.backbone import create_backbone
-from unida.runs.folder import complete
-from unida.runs.modelfile import build_method, load_model, save_model
-from unida.training.checkpoint import load_checkpoint, save_checkpoint
-from unida.training.optim import build_optimisers
+from unida.runs.modelfile import load_model, save_model
+from unida.training.checkpoint import Checkpoint, Progress, save_checkpoint
+from unida.training.optim import build_optimiser
+
+FOR_USUAL = Problem(CLASSES, len(USUAL.source_labels), len(USUAL.domains["target"]), steps=600, seed=3)
 
 
 @pytest.fixture
@@ -34,7 +39,7 @@ def by_the_rule(method: DCC, features: Tensor) -> list[int]:
     """The nearest prototype's cluster is matched: the best class, whichever it is; or unknown."""
     answers = []
     for feature in features.double():
-        cosines = [float(feature @ row.double()) for row in method.memory[: len(method.groups().clusters)]]
+        cosines = [float(feature @ row.double()) for row in method.memory[: len(method.found().clusters)]]
         nearest = int(np.argmax(cosines))
         logits = method.classifier.weight.double() @ feature + method.classifier.bias.double()
         answers.append(int(logits.argmax()) if method.matched_class[nearest] >= 0 else method.num_classes)
@@ -45,26 +50,26 @@ def by_the_rule(method: DCC, features: Tensor) -> list[int]:
     ("target", "matched"),
     [([0, 1, 2, 4, 5], "some"), ([0, 1, 2, 3], "all"), ([0, 1, 4, 5], "none")],
 )
-def test_decisions_are_the_papers_rule(method: DCC, target: list[int], matched: str) -> None:
-    method.on_round(0, scene([0, 1, 2, 3], target))
+def test_decisions_are_the_papers_rule(toy_backbone: nn.Module, target: list[int], matched: str) -> None:
+    method = clustered(toy_backbone, scene([0, 1, 2, 3], target))
     if matched == "none":
         method.matched_class[:4] = UNMATCHED
     features = torch.randn(300, NECK, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         scores = method.score(features)
-        answers = method.decide(scores)
+        answers = decided(method, scores)
         assert answers.tolist() == by_the_rule(method, features)
     unknown = (answers == CLASSES).float().mean()
     assert {"some": 0.1 < unknown < 0.9, "all": unknown == 0, "none": unknown == 1}[matched]
     assert {"some": True, "all": scores.unknown.max() == 0, "none": scores.unknown.min() == 1}[matched]
 
 
-def test_the_class_need_not_be_the_clusters(method: DCC) -> None:
-    method.on_round(0, scene([0, 1, 2, 3], [0, 1, 4, 5]))
+def test_the_class_need_not_be_the_clusters(toy_backbone: nn.Module) -> None:
+    method = clustered(toy_backbone, scene([0, 1, 2, 3], [0, 1, 4, 5]))
     with torch.no_grad():
         method.classifier.weight.zero_()
         method.classifier.bias.copy_(torch.tensor([0.0, 0, 0, 1]))  # says 3 to everything, which no cluster is
-        answers = method.decide(method.score(torch.eye(NECK)))
+        answers = decided(method, method.score(torch.eye(NECK)))
     assert answers[[0, 1, 4, 5]].tolist() == [3, 3, 4, 4]
 
 
@@ -90,7 +95,7 @@ def test_the_smallest_difference_decides(method: DCC) -> None:
         method.matched_class[:2] = torch.tensor([0, UNMATCHED])
         with torch.no_grad():
             method.classifier.bias.copy_(torch.tensor([9.0, 0, 0, 0]))
-            assert method.decide(method.score(torch.eye(NECK)[:1])).tolist() == [label]
+            assert decided(method, method.score(torch.eye(NECK)[:1])).tolist() == [label]
 
 
 def test_before_any_clustering_nothing_is_unknown(method: DCC) -> None:
@@ -102,37 +107,25 @@ def test_before_any_clustering_nothing_is_unknown(method: DCC) -> None:
 # what it keeps
 
 
-def moved_on(method: DCC, batches: Batches) -> DCC:
-    """After two rounds and a few steps with all losses."""
-    optimiser = torch.optim.SGD([p for p in method.parameters() if p.requires_grad], lr=0.05)
-    for step in range(2):
-        method.on_round(step, scene([0, 1, 2, 3], [0, 1, 4]))
-        method.train()
-        torch.stack(list(method(*with_extras(method, batches, step), step).values())).sum().backward()
-        optimiser.step()
-        optimiser.zero_grad()
-    return method
-
-
-def test_a_checkpoint_restores_a_fresh_method_that_knows_no_sizes(
-    tmp_path: Path, toy_backbone: nn.Module, batches: Batches
-) -> None:
-    trained, fresh = moved_on(made_up(toy_backbone), batches), made_up(copy.deepcopy(toy_backbone))
-    trained.on_round(20, scene([0, 1, 2, 3], [0, 1, 4]))
-    training = config_from_options({"method": "dcc"}).training
-    save_checkpoint(tmp_path / "c.safetensors", trained, build_optimisers(trained, training), 2)
-    assert fresh.requests(7) == {"source": {}, "target": {}}
-    load_checkpoint(tmp_path / "c.safetensors", fresh, build_optimisers(fresh, training))
+def test_a_checkpoint_restores_a_fresh_method(tmp_path: Path, toy_backbone: nn.Module, batches: Batches) -> None:
+    seen = scene([0, 1, 2, 3], [0, 1, 4])
+    trained, fresh = made_up(toy_backbone, seen), made_up(copy.deepcopy(toy_backbone), seen)
+    for step in (0, 1, 20):  # after three rounds, and steps with all losses in between
+        trained.cluster(step, seen)
+        take_steps(trained.train(), with_extras(trained, batches, 0))
+    path = tmp_path / "c.safetensors"
+    save_checkpoint(path, trained, {"goal": build_optimiser(turn_of(trained), COMPLETE)}, Progress(step=20))
+    assert not wanted(fresh, 7)
+    Checkpoint(path).restore_method(fresh)
     for (name, ours), (other, theirs) in zip(fresh.state_dict().items(), trained.state_dict().items(), strict=True):
         assert name == other and torch.equal(ours, theirs), name
     assert fresh.settled and fresh.rounds == 3
-    for domain, asked in trained.requests(7).items():
-        assert asked
-        for name, index in asked.items():
-            assert np.array_equal(fresh.requests(7)[domain][name], index)
-    trained.eval(), fresh.eval()
-    found, expected = (m.training_step(*with_extras(m, batches, 7), 7) for m in (fresh, trained))
-    assert {name: loss.item() for name, loss in found.items()} == {n: loss.item() for n, loss in expected.items()}
+    asked, expected = wanted(fresh, 7), wanted(trained, 7)
+    assert len(asked) == 3 and asked.keys() == expected.keys()
+    assert all(np.array_equal(asked[key], expected[key]) for key in asked)
+    losses = [losses_of(m.eval(), with_extras(m, batches, 7), step=7) for m in (fresh, trained)]
+    found, right = ({name: loss.item() for name, loss in of.items()} for of in losses)
+    assert len(found) == 4 and found == right
 
 
 @pytest.mark.parametrize("spa", [None, "best", "paper"])
@@ -146,10 +139,11 @@ def test_a_model_file_answers_as_the_method_did(tmp_path: Path, spa: str | None)
     }
     options |= {"bottleneck": NECK} if spa is None else {"bottleneck": NECK, "spa": True, "spa_preset": spa}
     config = complete(config_from_options(options), has_gpu=False)
-    method = build_method(config, CLASSES)
-    dcc = method.base if isinstance(method, SPA) else method
+    of_words = config.spa if config.spa.spa else None
+    method = build_method("dcc", create_backbone("test_resnet", "none"), FOR_USUAL, config.method, of_words)
+    dcc = method.method if isinstance(method, SPA) else method
     assert isinstance(dcc, DCC)
-    dcc.on_round(0, scene([0, 1, 2, 3], [0, 1, 2, 4, 5]))
+    dcc.cluster(0, USUAL)
     images = torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         method.train().features(images)  # statistics that are not those of a fresh one
@@ -161,17 +155,20 @@ def test_a_model_file_answers_as_the_method_did(tmp_path: Path, spa: str | None)
     assert expected.unknown.unique().numel() == 16  # it would be 0 without the memory
 
 
-def test_spa_passes_on_what_the_loop_asks() -> None:
-    options = resolve(SPAOptions(spa=True))
+def test_spa_passes_on_what_a_run_asks() -> None:
+    options = resolve(SPAOptions(spa=True, spa_pretext="on"))
     backbone = create_backbone("test_resnet.r160_in1k", "none")
-    method = SPA(DCC, backbone, CLASSES, DCCOptions(bottleneck=NECK, cluster_interval=1), options)
-    method.begin(steps=600, seed=3)
-    assert isinstance(method.base, DCC)
-    assert (method.round_every, method.base.steps, method.base.seed) == (40, 600, 3)
-    assert (method.balanced_source, method.default_lr, method.lr_decay) == (False, 1e-3, 3.0)
-    method.base.on_round(0, scene([0, 1, 2, 3], [0, 1, 2, 4, 5]))
-    asked, expected = method.requests(1), method.base.requests(1)
-    assert asked["source"].keys() == {MATCHED} and asked["target"].keys() == {MATCHED, CLUSTERED}
-    for domain in ("source", "target"):
-        for name in asked[domain]:  # type: ignore[index]
-            assert np.array_equal(asked[domain][name], expected[domain][name])  # type: ignore[index]
+    method = build_method("dcc", backbone, FOR_USUAL, DCCOptions(bottleneck=NECK, cluster_interval=1), options)
+    assert isinstance(method, SPA) and isinstance(method.method, DCC)
+    (phase,), (of_dcc,) = phases_of(method), method.method.phases()
+    assert phase.round is not None and phase.round.every == 40
+    assert phase.round == of_dcc.round
+    assert (phase.source, phase.sweeps) == ("shuffled", ("source", "target"))
+    assert [turn.decay for turn in phase.turns] == [3.0]
+    phase.round.work(0, USUAL)
+    found = {(want.domain, want.name): want for want in method.wants(1)}
+    own = {(want.domain, want.name): want for want in method.method.wants(1)}
+    assert own.keys() == {("source", MATCHED), ("target", MATCHED), ("target", CLUSTERED)}
+    assert found.keys() - own.keys() == {("source", PRETEXT), ("target", PRETEXT)}
+    for key, want in own.items():
+        assert want.indices is not None and np.array_equal(found[key].indices, want.indices)  # type: ignore[arg-type]

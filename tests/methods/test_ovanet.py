@@ -5,20 +5,33 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from few_steps import Batches, decided, turn_of
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from unida.config import DataOptions, TrainingOptions
-from unida.methods.base import SourceBatch, TargetBatch
-from unida.methods.ovanet import OVANet, OVANetOptions
+from unida.config import complete, config_from_options
+from unida.data.options import DataOptions
+from unida.methods import METHODS
+from unida.methods.base import Problem
+from unida.methods.ovanet import OVANet
+from unida.methods.ovanet_options import OVANetOptions
 from unida.training.optim import build_optimiser, inverse_decay, set_learning_rate
+from unida.training.options import TrainingOptions
 
-Batches = tuple[SourceBatch, TargetBatch]
+
+def made_up(backbone: nn.Module, **options: float) -> OVANet:
+    torch.manual_seed(2)
+    return OVANet(backbone, Problem(4), OVANetOptions(**options))  # type: ignore[arg-type]
 
 
 @pytest.fixture
 def method(toy_backbone: nn.Module) -> OVANet:
-    torch.manual_seed(2)
-    return OVANet(toy_backbone, 4, OVANetOptions())  # type: ignore[arg-type]
+    return made_up(toy_backbone)
+
+
+def optimiser_of(method: OVANet, **options: float) -> Optimizer:
+    """As a run has it with these options."""
+    return build_optimiser(turn_of(method), complete(config_from_options(options), has_gpu=False).training)
 
 
 def slow_losses(method: OVANet, batches: Batches) -> dict[str, float]:
@@ -75,12 +88,11 @@ def test_the_losses_are_the_papers_sum(method: OVANet, batches: Batches) -> None
 
 
 def test_lambda_weighs_the_entropy_alone(toy_backbone: nn.Module, batches: Batches) -> None:
-    def losses(options: OVANetOptions) -> dict[str, float]:
-        torch.manual_seed(2)
-        method = OVANet(toy_backbone, 4, options)  # type: ignore[arg-type]
+    def losses(**options: float) -> dict[str, float]:
+        method = made_up(toy_backbone, **options)
         return {name: loss.item() for name, loss in method.training_step(*batches, step=0).items()}
 
-    usual, five_fold = losses(OVANetOptions()), losses(OVANetOptions(entropy_weight=0.5))
+    usual, five_fold = losses(), losses(entropy_weight=0.5)
     assert five_fold == pytest.approx({**usual, "entropy": 5 * usual["entropy"]})
 
 
@@ -125,18 +137,18 @@ def test_scoring_does_not_normalise(method: OVANet) -> None:
 def test_the_closed_head_chooses_the_class_and_that_class_is_asked(method: OVANet) -> None:
     # Class 1 wins the closed head; its own classifier accepts, all others refuse.
     features = set_answers(method, closed=[0, 5, 1, 2], margins=[-9, 2, -9, -9])
-    assert method.decide(method.score(features)).tolist() == [1]
+    assert decided(method, method.score(features)).tolist() == [1]
     # Its classifier refuses; that another class's accepts does not matter.
     features = set_answers(method, closed=[0, 5, 1, 2], margins=[9, -0.1, 9, 9])
-    assert method.decide(method.score(features)).tolist() == [4]
+    assert decided(method, method.score(features)).tolist() == [4]
 
 
 def test_exactly_one_half_is_known(method: OVANet) -> None:
     scores = method.score(set_answers(method, closed=[0, 0, 3, 0], margins=[0, 0, 0, 0]))
     assert scores.unknown.tolist() == [0.5]
-    assert method.decide(scores).tolist() == [2]
+    assert decided(method, scores).tolist() == [2]
     scores = method.score(set_answers(method, closed=[0, 0, 3, 0], margins=[0, 0, -1e-6, 0]))
-    assert method.decide(scores).tolist() == [4]
+    assert decided(method, scores).tolist() == [4]
 
 
 def test_the_domains_pass_the_backbone_apart(method: OVANet, batches: Batches) -> None:
@@ -169,18 +181,22 @@ def test_target_gradients_reach_backbone_and_one_vs_all_head_only(method: OVANet
         assert part.grad is not None and part.grad.abs().max() > 0
 
 
-def test_defaults_are_the_released_codes() -> None:
+def test_defaults_are_the_released_codes(method: OVANet) -> None:
     assert dataclasses.asdict(OVANetOptions()) == {"entropy_weight": 0.1}
     training, data = TrainingOptions(), DataOptions()
     assert training.method == "ovanet"
     assert (training.batch_size, training.momentum, training.weight_decay) == (36, 0.9, 5e-4)
-    assert (training.lr, OVANet.default_lr, OVANet.lr_decay, OVANet.balanced_source) == (None, 0.01, 10, True)
+    (phase,), card = method.phases(), METHODS["ovanet"]
+    (turn,) = phase.turns
+    assert (training.lr, card.lr, card.steps) == (None, 0.01, 10_000)
+    assert (turn.optimiser, turn.decay, phase.source, phase.target) == ("sgd", 10, "balanced", True)
+    assert method.unknown_threshold == 0.5
     assert training.clip_norm is None
     assert (data.resize, data.image_size, data.crop) == ("squash", 256, 224)
 
 
 def test_optimiser_is_nesterov_sgd_with_the_backbone_at_a_tenth(method: OVANet) -> None:
-    optimiser = build_optimiser(method, TrainingOptions())
+    optimiser = optimiser_of(method)
     assert [group["lr"] for group in optimiser.param_groups] == pytest.approx([0.001, 0.01])
     for group in optimiser.param_groups:
         assert (group["momentum"], group["nesterov"], group["weight_decay"], group["dampening"]) == (0.9, True, 5e-4, 0)
@@ -191,13 +207,13 @@ def test_optimiser_is_nesterov_sgd_with_the_backbone_at_a_tenth(method: OVANet) 
 
 
 def test_a_backbone_rate_that_is_given_is_taken(method: OVANet) -> None:
-    optimiser = build_optimiser(method, TrainingOptions(lr=0.2, backbone_lr=0.005))
+    optimiser = optimiser_of(method, lr=0.2, backbone_lr=0.005)
     assert [group["lr"] for group in optimiser.param_groups] == [0.005, 0.2]
 
 
 @pytest.mark.parametrize("step", [0, 1, 500, 5000, 9999, 10_000])
 def test_schedule_is_the_papers(method: OVANet, step: int) -> None:
-    optimiser = build_optimiser(method, TrainingOptions())
+    optimiser = optimiser_of(method)
     for earlier in (0, 7, step):  # a step's rate does not depend on the rates before it
         set_learning_rate(optimiser, earlier, 10_000)
     factor = 1 / (1 + 10 * step / 10_000) ** 0.75

@@ -6,19 +6,20 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
+from few_steps import Batches, decided
 from torch import Tensor, nn
 
-from unida.methods.base import Scores, SourceBatch, TargetBatch
-from unida.methods.source_only import SourceOnly, SourceOnlyOptions
+from unida.methods.base import Problem, Scores, TargetBatch
+from unida.methods.source_only import SourceOnly
+from unida.methods.source_only_options import SourceOnlyOptions
 
-Batches = tuple[SourceBatch, TargetBatch]
 Rejection = Literal["entropy", "max-prob", "one-vs-all"]
 REJECTIONS: list[Rejection] = ["entropy", "max-prob", "one-vs-all"]
 
 
 def made_up(backbone: nn.Module, rejection: Rejection = "entropy", threshold: float = 0.5) -> SourceOnly:
     torch.manual_seed(2)
-    return SourceOnly(backbone, 4, SourceOnlyOptions(rejection, threshold))  # type: ignore[arg-type]
+    return SourceOnly(backbone, Problem(4), SourceOnlyOptions(rejection, threshold))  # type: ignore[arg-type]
 
 
 def scores_of(method: SourceOnly, logits: Tensor) -> Scores:
@@ -50,7 +51,7 @@ def test_entropy_above_a_share_of_log_c_is_unknown(toy_backbone: nn.Module, thre
     scores = scores_of(method, logits)
     np.testing.assert_allclose(scores.unknown.numpy(), share, atol=1e-6)
     expected = np.where(share > threshold, 4, p.argmax(axis=1))
-    assert method.decide(scores).tolist() == expected.tolist()
+    assert decided(method, scores).tolist() == expected.tolist()
     assert 20 < (expected == 4).sum() < 180  # both answers are asked for
 
 
@@ -61,7 +62,7 @@ def test_a_largest_probability_below_the_threshold_is_unknown(toy_backbone: nn.M
     scores = scores_of(method, logits)
     np.testing.assert_allclose(scores.unknown.numpy(), 1 - p.max(axis=1), atol=1e-6)
     expected = np.where(p.max(axis=1) < threshold, 4, p.argmax(axis=1))
-    assert method.decide(scores).tolist() == expected.tolist()
+    assert decided(method, scores).tolist() == expected.tolist()
     assert 5 < (expected == 4).sum() < 195
 
 
@@ -77,7 +78,7 @@ def test_the_chosen_classs_own_classifier_refuses(toy_backbone: nn.Module, thres
     margins = [float((rows[4 + k] - rows[k]) @ x.double().numpy()) for k, x in zip(best, logits, strict=True)]
     refusal = np.array([1 / (1 + math.exp(m)) for m in margins])
     np.testing.assert_allclose(scores.unknown.numpy(), refusal, atol=1e-6)
-    assert method.decide(scores).tolist() == [4 if r > threshold else k for k, r in zip(best, refusal, strict=True)]
+    assert decided(method, scores).tolist() == [4 if r > threshold else k for k, r in zip(best, refusal, strict=True)]
 
 
 def test_rules_by_hand(toy_backbone: nn.Module) -> None:
@@ -85,21 +86,21 @@ def test_rules_by_hand(toy_backbone: nn.Module) -> None:
     by_entropy, by_probability = made_up(toy_backbone, "entropy"), made_up(toy_backbone, "max-prob", 0.7)
     pictures = torch.cat([even, sure, halves.clamp_min(-100)])
     # Two halves are just under ½ log 4 of entropy, but at 0.6 surely below a largest probability of 0.7.
-    assert by_entropy.decide(scores_of(by_entropy, pictures)).tolist() == [4, 0, 0]
-    assert by_probability.decide(scores_of(by_probability, pictures)).tolist() == [4, 0, 4]
+    assert decided(by_entropy, scores_of(by_entropy, pictures)).tolist() == [4, 0, 0]
+    assert decided(by_probability, scores_of(by_probability, pictures)).tolist() == [4, 0, 4]
 
 
 def test_a_score_at_the_threshold_is_known(toy_backbone: nn.Module) -> None:
     for rejection in REJECTIONS:
         method = made_up(toy_backbone, rejection)
         scores = Scores(torch.tensor([[0.0, 1.0, 0.0, 0.0]] * 2), torch.tensor([0.5, 0.500001]))
-        assert method.decide(scores).tolist() == [1, 4]
+        assert decided(method, scores).tolist() == [1, 4]
 
 
 @pytest.mark.parametrize("rejection", ["entropy", "max-prob"])
 @pytest.mark.parametrize("classes", [2, 3, 7, 10, 65, 200])
 def test_the_unknown_score_stays_in_its_range(toy_backbone: nn.Module, rejection: Rejection, classes: int) -> None:
-    method = SourceOnly(toy_backbone, classes, SourceOnlyOptions(rejection))  # type: ignore[arg-type]
+    method = SourceOnly(toy_backbone, Problem(classes), SourceOnlyOptions(rejection))  # type: ignore[arg-type]
     features = torch.cat([torch.zeros(1, 8), 1e-4 * torch.randn(500, 8), 1e4 * torch.randn(500, 8)])
     unknown = method.score(features).unknown  # nothing known at all, hardly anything, everything
     assert unknown.min() >= 0 and unknown.max() <= 1
@@ -124,6 +125,11 @@ def test_the_target_is_never_used(toy_backbone: nn.Module, batches: Batches, rej
         assert len(others) == len(usual) > 1
         assert all(torch.equal(a, b) for a, b in zip(usual, others, strict=True))
     assert all(torch.equal(images, source.images) for images in toy_backbone.seen)  # type: ignore[union-attr]
+
+
+def test_a_run_draws_no_batch_of_the_target(toy_backbone: nn.Module) -> None:
+    (phase,) = made_up(toy_backbone).phases()
+    assert not phase.target and phase.source == "balanced"
 
 
 def test_the_loss_is_cross_entropy(toy_backbone: nn.Module, batches: Batches) -> None:

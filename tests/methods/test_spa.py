@@ -6,32 +6,36 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from few_steps import Batches, losses_of, phases_of, prepare, take_steps, total
 from tiny_spa import (
     SIZE,
     WORDS,
-    Batches,
     build,
     every_method,
     every_preset,
     make_backbone,
     make_batches,
     moved,
-    prepare,
     state,
-    take_steps,
     without_mosaics,
 )
 from torch import Tensor
 
-from unida.methods.spa.method import SPA
+from unida.losses.entropy import entropy
+from unida.methods.base import Losses
+from unida.methods.spa.method import PRETEXT, SPA
 from unida.methods.spa.options import PRESETS
-from unida.models.words import entropy, histogram
-from unida.recipes.mosaic import InstanceCount
+from unida.models.words import histogram
 
 
 @pytest.fixture(scope="module")
 def batches() -> Batches:
     return make_batches()
+
+
+def turns_of(method: SPA) -> list[str]:
+    (phase,) = phases_of(method)
+    return [turn.name for turn in phase.turns]
 
 
 # ---- what is updated (Eq. 8) -----------------------------------------------------------------------------------------
@@ -40,7 +44,7 @@ def batches() -> Batches:
 @every_method
 def test_in_the_papers_turns_the_goal_leaves_words_and_the_pretext_leaves_heads(name: str, batches: Batches) -> None:
     method = build(name)
-    assert method.turns == ("goal", "pretext")
+    assert turns_of(method) == ["goal", "pretext"]
     before = state(method)
     take_steps(method, batches, turns=("goal",))
     assert moved(before, method) == {"h", "f_g"}
@@ -55,11 +59,11 @@ def test_in_the_papers_turns_the_goal_leaves_words_and_the_pretext_leaves_heads(
 def test_all_parts_that_learn_are_updated_and_no_others(name: str, preset: str, train: str, batches: Batches) -> None:
     method = prepare(build(name, preset, train), batches)
     before = state(method)
-    losses = take_steps(method, batches, steps=2)
+    losses = take_steps(method, batches, steps=2)[-1]
     assert {"words", "count"} < losses.keys() and all(map(math.isfinite, losses.values()))
     h = {"h"} if train != "head" else set()
     assert moved(before, method) == h | {"f_g", "f_n"} | ({"V"} if preset == "paper" else set())
-    stem = "base.backbone.backbone.model.conv1.0.weight"
+    stem = "method.backbone.backbone.model.conv1.0.weight"
     assert torch.equal(before[stem], method.state_dict()[stem]) == (train != "all")
 
 
@@ -71,33 +75,33 @@ def test_a_turns_groups_hold_what_it_updates_once(name: str, updates: str, learn
     method = build(name, updates=updates, learn=learn, goal_words=goal_words)
     names = {id(parameter): part for part, parameter in method.named_parameters()}
     found = {}
-    for turn in method.turns:
-        groups = method.parameter_groups(turn)
-        assert all(p.requires_grad for group in groups for p in group)
-        assert {id(p) for p in groups.backbone} == {id(p) for p in method.backbone.parameters() if p.requires_grad}
-        new = [names[id(p)] for p in groups.new]
-        assert len(new) == len(set(new))
-        found[turn] = set(new)
-    V, f_n = "base.backbone.words.prototypes", {"count.weight", "count.bias"}
-    f_g = {n for n in names.values() if n.startswith("base.") and not n.startswith("base.backbone.")}
+    for turn in phases_of(method)[0].turns:
+        assert all(p.requires_grad for group in turn.groups for p in group.parameters)
+        old, new = (
+            [names[id(p)] for group in turn.groups for p in group.parameters if group.pretrained == pretrained]
+            for pretrained in (True, False)
+        )
+        assert len(old) == len(set(old)) and len(new) == len(set(new))
+        assert set(old) == {names[id(p)] for p in method.backbone.parameters() if p.requires_grad}
+        found[turn.name] = set(new)
+    V, f_n = "method.backbone.vocabulary.prototypes", {"task.head.weight", "task.head.bias"}
+    f_g = {n for n in names.values() if n.startswith("method.") and not n.startswith("method.backbone.")}
     assert f_g
     goal = f_g | ({V} if goal_words == "on" else set())
     pretext = f_n | ({V} if learn == "on" else set())
     assert found == ({"goal": goal, "pretext": pretext} if updates == "turns" else {"goal": goal | pretext})
 
 
-def gradient_of_words(method: SPA, losses: dict[str, Tensor]) -> Tensor:
+def gradient_of_words(method: SPA, losses: Losses) -> Tensor:
     """(K, D) of their sum; zeros if none comes."""
-    (gradient,) = torch.autograd.grad(
-        torch.stack(list(losses.values())).sum(), [method.words.words.prototypes], allow_unused=True
-    )
-    return torch.zeros_like(method.words.words.prototypes) if gradient is None else gradient
+    (gradient,) = torch.autograd.grad(total(losses), [method.prototypes], allow_unused=True)
+    return torch.zeros_like(method.prototypes) if gradient is None else gradient
 
 
 def test_in_a_joint_update_the_goals_gradient_is_kept_from_the_words(batches: Batches) -> None:
     joint, in_turns = build(updates="joint", place="beside"), build(place="beside")
-    together = joint(*batches, 0)
-    apart = {**in_turns(*batches, 0, "goal"), **in_turns(*batches, 0, "pretext")}
+    together = losses_of(joint, batches)
+    apart = {**losses_of(in_turns, batches), **losses_of(in_turns, batches, "pretext")}
     assert together.keys() == apart.keys()
     for name, loss in together.items():
         torch.testing.assert_close(loss, apart[name], rtol=1e-4, atol=1e-5)
@@ -111,7 +115,7 @@ def test_in_a_joint_update_the_goals_gradient_is_kept_from_the_words(batches: Ba
 def test_words_may_learn_from_the_goal_alone(updates: str, batches: Batches) -> None:
     method = build(learn="off", goal_words="on", updates=updates)
     own = method.word_losses(*batches, [])
-    (count_only,) = torch.autograd.grad(own["count"], [method.count.weight], retain_graph=True)
+    (count_only,) = torch.autograd.grad(own["count"], [method.task.head.weight], retain_graph=True)
     assert count_only.abs().sum() > 0
     assert gradient_of_words(method, own).abs().sum() == 0
     before = state(method)
@@ -126,17 +130,16 @@ def test_whatever_is_off_needs_no_gradient(preset: str, off: tuple[str, ...], ba
     method = prepare(build(preset=preset, **{"words": "on", **dict.fromkeys(off, "off")}), batches)
     given = without_mosaics(batches) if "pretext" in off else batches
     reached: set[int] = set()
-    for turn in method.turns:
-        torch.stack(list(method(*given, 0, turn).values())).sum().backward()
-        groups = method.parameter_groups(turn)
-        assert all(p.grad is not None for group in groups for p in group)
+    for turn in phases_of(method)[0].turns:
+        total(method(turn.losses, *given, 0)).backward()
+        assert all(p.grad is not None for group in turn.groups for p in group.parameters)
         reached |= {id(p) for p in method.parameters() if p.grad is not None}
     assert reached == {id(p) for p in method.parameters() if p.requires_grad}
 
 
 def test_a_turn_that_could_update_nothing_is_not_taken(batches: Batches) -> None:
     method = build(train="head", learn="off", pretext="off")
-    assert method.turns == ("goal",)
+    assert turns_of(method) == ["goal"]
     take_steps(method, without_mosaics(batches))
 
 
@@ -147,31 +150,28 @@ def slow_histograms(method: SPA, images: Tensor) -> np.ndarray:
     """(B, U, K) φ, in float64."""
     with torch.no_grad():
         features = method.words.map(images).double().numpy()
-    V = method.words.words.prototypes.detach().double().numpy()
+    V = method.prototypes.detach().double().numpy()
     logits = np.einsum("bdhw,kd->bhwk", features, V).reshape(len(images), -1, len(V))
     return np.exp(logits) / np.exp(logits).sum(axis=2, keepdims=True)
 
 
 @pytest.mark.parametrize("grid", [2, 3])
-def test_the_papers_losses_are_the_slow_formulas(grid: int, batches: Batches) -> None:
-    source, target = batches
-    if grid == 3:
-        made = [InstanceCount(3).make(batch.images, np.random.default_rng(0)) for batch in batches]
-        source, target = source._replace(pretext=made[0]), target._replace(pretext=made[1])
+def test_the_papers_losses_are_the_slow_formulas(grid: int) -> None:
+    batches = make_batches(grid)
     method = build(grid=grid, entropy_weight=0.5, pretext_weight=2.0)
-    assert method.count.out_features == grid**2
-    losses = method(source, target, 0, "pretext")
+    assert method.task.head.out_features == grid**2
+    losses = losses_of(method, batches, "pretext")
     entropies = [
-        -(phi * np.log(phi)).sum(axis=2).mean() for phi in (slow_histograms(method, b.images) for b in (source, target))
+        -(phi * np.log(phi)).sum(axis=2).mean() for phi in (slow_histograms(method, batch.images) for batch in batches)
     ]
     assert losses["words"].item() == pytest.approx(0.5 * np.mean(entropies), rel=1e-4)
-    weight, bias = (p.detach().double().numpy() for p in method.count.parameters())
+    weight, bias = (p.detach().double().numpy() for p in method.task.head.parameters())
     counts = []
-    for batch in (source, target):
-        assert batch.pretext is not None
-        logits = WORDS * slow_histograms(method, batch.pretext.images).mean(axis=1) @ weight.T + bias
+    for batch in batches:
+        mosaics = batch.extra[PRETEXT]
+        logits = WORDS * slow_histograms(method, mosaics.images).mean(axis=1) @ weight.T + bias
         log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-        counts.append(-log_p[np.arange(len(log_p)), batch.pretext.labels.numpy()].mean())
+        counts.append(-log_p[np.arange(len(log_p)), mosaics.labels.numpy()].mean())
     assert losses["count"].item() == pytest.approx(2.0 * sum(counts), rel=1e-4)  # of both domains, not their mean
     assert losses.keys() == {"words", "count"}
 
@@ -193,7 +193,7 @@ def test_the_anchored_loss_is_the_slow_formula_and_knows_the_pretrained_network(
         for parameter in method.backbone.parameters():  # training has moved on
             parameter.mul_(1.0 + 0.3 * torch.rand(parameter.shape, generator=torch.Generator().manual_seed(0)))
     method.eval()  # BatchNorm's batch statistics are not the question here
-    V = F.normalize(method.words.words.prototypes.detach(), dim=1).double().numpy()
+    V = F.normalize(method.prototypes.detach(), dim=1).double().numpy()
     means = []
     for batch in batches if whose == "both" else batches[1:]:
         with torch.no_grad():
@@ -215,30 +215,36 @@ def test_the_anchored_loss_is_the_slow_formula_and_knows_the_pretrained_network(
     assert plain.word_losses(*batches, [])["words"].item() != pytest.approx(found, rel=0.05)
 
 
-def test_the_pretrained_copy_is_no_part_of_the_model(batches: Batches) -> None:
+def anchored_loss(method: SPA, batches: Batches) -> float:
+    """In evaluation mode, so that it depends on weights and kept statistics alone."""
+    method.eval()
+    with torch.no_grad():
+        return method.word_losses(*batches, [])["words"].item()
+
+
+def test_the_pretrained_copy_is_no_part_of_the_model_and_training_does_not_touch_it(batches: Batches) -> None:
     method, without = build(preset="best"), build(preset="best", anchored="off")
+    for spa in (method, without):
+        prepare(spa, batches)
     assert method.state_dict().keys() == without.state_dict().keys()
     assert len(list(method.modules())) == len(list(without.modules()))
-    (copy,) = method._pretrained
-    known = {id(p) for p in method.parameters()}
-    assert known.isdisjoint(id(p) for p in copy.parameters())
-    assert not without._pretrained
-    before = state(copy)
-    prepare(method, batches)
-    take_steps(method, batches, steps=2)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in copy.state_dict().items())
+    assert len(list(method.parameters())) == len(list(without.parameters()))
+    start, before = state(method), anchored_loss(method, batches)
+    take_steps(method.train(), batches, steps=2)
+    assert anchored_loss(method, batches) != pytest.approx(before, rel=1e-3)
+    method.load_state_dict(start)
+    assert anchored_loss(method, batches) == before  # the words to be sure of are still the same
 
 
 @pytest.mark.parametrize("train", ["tail", "head"])
 def test_the_pretrained_copy_starts_where_the_backbone_starts(train: str, batches: Batches) -> None:
-    method = prepare(build(preset="best", train=train), batches).eval()
-    images = batches[0].images
+    method = prepare(build(preset="best", train=train, pretext="off"), batches).eval()
+    from_images = anchored_loss(method, batches)
     with torch.no_grad():
-        from_images = method._pretrained_words(images)
-        features = method.backbone.stem(images).half().float()
-        method.backbone.starts_at_tap = True
-        assert torch.equal(method._pretrained_words(features), from_images)
-    assert from_images.shape == (8, 4 if train == "tail" else 1)
+        assert method.words.map(batches[0].images).shape[2:] == ((2, 2) if train == "tail" else (1, 1))
+        kept = [batch._replace(images=method.backbone.stem(batch.images).half().float()) for batch in batches]
+    method.backbone.starts_at_tap = True
+    assert anchored_loss(method, (kept[0], kept[1])) == from_images
 
 
 @every_preset
@@ -246,8 +252,8 @@ def test_the_pretrained_copy_starts_where_the_backbone_starts(train: str, batche
 @every_method
 def test_training_lowers_every_loss_of_spa(name: str, preset: str, updates: str, batches: Batches) -> None:
     method = prepare(build(name, preset, updates=updates), batches)
-    first = take_steps(method, batches)
-    last = take_steps(method, batches, steps=8)
+    first = take_steps(method, batches)[0]
+    last = take_steps(method, batches, steps=8)[-1]
     assert last["count"] < first["count"]
     assert last["words"] < first["words"] or preset == "best"  # anchored: at its lowest before training moves h
     assert last["closed"] < first["closed"]
@@ -258,13 +264,13 @@ def test_maps_of_the_goal_are_not_made_again_in_a_joint_update(
     preset: str, batches: Batches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     method = build(preset=preset, updates="joint")
+    phases_of(method)  # the pretrained copy is made here: it is not counted
     seen: list[Tensor] = []
     make = method.backbone.state
     monkeypatch.setattr(method.backbone, "state", lambda x, upto=None: seen.append(x) or make(x, upto=upto))
-    method(*batches, 0)
+    losses_of(method, batches)
     source, target = batches
-    assert source.pretext is not None and target.pretext is not None
-    expected = [source.images, target.images, source.pretext.images, target.pretext.images]
+    expected = [source.images, target.images, source.extra[PRETEXT].images, target.extra[PRETEXT].images]
     assert len(seen) == 4 and all(x is image for x, image in zip(seen, expected, strict=True))
     assert method.words.seen is None  # nothing is kept alive beyond the step
 
@@ -273,7 +279,7 @@ def test_maps_of_the_goal_are_not_made_again_in_a_joint_update(
 def test_losses_are_float32_under_autocast(preset: str, batches: Batches) -> None:
     method = prepare(build(preset=preset), batches)
     with torch.autocast("cpu", torch.bfloat16):
-        losses = {name: loss for turn in method.turns for name, loss in method(*batches, 0, turn).items()}
+        losses = {name: loss for turn in turns_of(method) for name, loss in losses_of(method, batches, turn).items()}
         scores = method.score(method.features(batches[1].images))
     assert {loss.dtype for loss in losses.values()} == {torch.float32}
     assert all(bool(loss.isfinite()) for loss in losses.values())

@@ -1,33 +1,24 @@
 """SPA's features and answers, what is watched, and what is refused."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_spa import (
-    CLASSES,
-    WORDS,
-    Batches,
-    build,
-    every_method,
-    every_preset,
-    make_batches,
-    prepare,
-    take_steps,
-)
+from few_steps import Batches, losses_of, phases_of, prepare, take_steps
+from tiny_spa import CLASSES, WORDS, build, every_method, every_preset, make_backbone, make_batches
 
-from unida.config import config_from_options
+from unida.answering.alone import Answering
 from unida.errors import UserError
 from unida.methods import METHODS
+from unida.methods.base import Problem
+from unida.methods.build import build_method
 from unida.methods.spa.backbone import map_at
-from unida.methods.spa.method import SPA
+from unida.methods.spa.method import PRETEXT, SPA
 from unida.methods.spa.options import SPAOptions, resolve
-from unida.models.backbone import create_backbone
+from unida.models.backbone import open_backbone
 from unida.models.words import histogram
-from unida.runs.modelfile import build_method
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +59,7 @@ def test_the_feature_is_or_ends_with_the_histogram(
         assert features.shape == (8, size) == (8, method.words.num_features)
         pooled = backbone(images)
         at = tap or "layer4"
-        shares = histogram(method.words.words(backbone.spatial(backbone.run(images, upto=at), at)))
+        shares = histogram(method.words.vocabulary(backbone.spatial(backbone.run(images, upto=at), at)))
     if place == "beside":
         torch.testing.assert_close(features[:, :96], pooled)
     if words == "on":
@@ -82,26 +73,37 @@ def test_answers_do_not_depend_on_the_pretext_task(name: str, preset: str, batch
     images = batches[1].images
     with torch.no_grad():
         before = method.score(method.features(images))
-        for parameter in method.count.parameters():
+        for parameter in method.task.parameters():
             parameter.add_(torch.randn(parameter.shape) + 7)
-        method.bins.zero_()
+        method.task.bins.zero_()
         after = method.score(method.features(images))
+        ours, theirs = Answering(method)(images), Answering(method.method)(images)
     assert torch.equal(before.logits, after.logits) and torch.equal(before.unknown, after.unknown)
-    assert torch.equal(method.decide(before), method.base.decide(before))
-    assert method.unknown_threshold == method.base.unknown_threshold
+    assert torch.equal(ours.prediction, theirs.prediction)
+    assert method.unknown_threshold == method.method.unknown_threshold
+
+
+def test_the_threshold_is_the_methods_own() -> None:
+    under = METHODS["source-only"]
+    options = under.Options(threshold=0.8)
+    spa = resolve(SPAOptions(spa=True, spa_vocabulary=WORDS))
+    method = build_method("source-only", make_backbone(), Problem(CLASSES), options, spa)
+    assert isinstance(method, SPA) and method.unknown_threshold == 0.8
 
 
 @every_method
 def test_heads_start_as_they_would_without_spa(name: str) -> None:
     """Where the feature has the same size: runs with and without SPA differ by SPA alone."""
-    given = {"method": name, "backbone": "test_resnet.r160_in1k", "weights": "none", "train": "all", "seed": 5}
-    bare = build_method(config_from_options(given), CLASSES)
-    config = config_from_options({**given, "spa": True, "spa_vocabulary": WORDS, "spa_words": "off"})
-    with_spa = build_method(replace(config, spa=resolve(config.spa)), CLASSES)
-    assert isinstance(with_spa, SPA)
-    theirs = with_spa.base.state_dict()
-    for key, tensor in bare.state_dict().items():
-        assert torch.equal(theirs[key.replace("backbone.", "backbone.backbone.", 1)], tensor)
+    options, problem = METHODS[name].Options(), Problem(CLASSES, seed=5)
+
+    def made(spa: SPAOptions | None) -> dict[str, torch.Tensor]:
+        backbone = open_backbone("test_resnet.r160_in1k", "none", seed=5)
+        method = build_method(name, backbone, problem, options, spa)
+        return (method.method if isinstance(method, SPA) else method).state_dict()
+
+    bare, with_spa = made(None), made(resolve(SPAOptions(spa=True, spa_vocabulary=WORDS, spa_words="off")))
+    for key, tensor in bare.items():
+        assert torch.equal(with_spa[key.replace("backbone.", "backbone.backbone.", 1)], tensor)
 
 
 # ---- what is watched -------------------------------------------------------------------------------------------------
@@ -111,12 +113,12 @@ def test_heads_start_as_they_would_without_spa(name: str) -> None:
 def test_watched_numbers_are_what_they_say(preset: str, batches: Batches) -> None:
     method = prepare(build(preset=preset), batches).eval()
     with torch.no_grad():
-        for turn in method.turns:
-            method(*batches, 0, turn)
+        for turn in phases_of(method)[0].turns:
+            losses_of(method, batches, turn.name)
         watched_batches = batches if preset == "paper" else batches[1:]  # what the entropy loss is of
         at = method.words.map(torch.cat([batch.images for batch in watched_batches]))
         log_words = method.words.log_words(at)
-        V = F.normalize(method.words.words.prototypes, dim=1).double().numpy()
+        V = F.normalize(method.prototypes, dim=1).double().numpy()
     locations = at.flatten(2).transpose(1, 2).flatten(0, 1).double().numpy()
     cosines = [max(V @ h) / np.linalg.norm(h) if h.any() else 0.0 for h in locations]
     usage = log_words.exp().mean(dim=(0, 1))
@@ -126,11 +128,11 @@ def test_watched_numbers_are_what_they_say(preset: str, batches: Batches) -> Non
     assert watched["usage_entropy"] == pytest.approx(-(usage * usage.log()).sum().item(), rel=1e-4)
     assert watched["words_in_use"] == pytest.approx(math.exp(watched["usage_entropy"]), rel=1e-4)
     for domain, batch in zip(("source", "target"), batches, strict=True):
-        assert batch.pretext is not None
+        mosaics = batch.extra[PRETEXT]
         with torch.no_grad():
-            shares = histogram(method.words.log_words(method.words.map(batch.pretext.images)))
-            said = method.count(WORDS * shares).argmax(dim=1)
-        right = (said == batch.pretext.labels).float().mean().item()
+            shares = histogram(method.words.log_words(method.words.map(mosaics.images)))
+            said = method.task.head(WORDS * shares).argmax(dim=1)
+        right = (said == mosaics.labels).float().mean().item()
         assert watched[f"count_accuracy_{domain}"] == pytest.approx(right)
     assert watched["words_in_use"] <= WORDS + 1e-3
     assert not any(number().requires_grad for number in method.watched.values())
@@ -144,24 +146,20 @@ def test_taps_that_cannot_hold_words_are_refused() -> None:
         build(tap="layer5")
     with pytest.raises(UserError, match=r"--spa\.tap layer2 is not behind --tap layer3"):
         build(train="tail", tap="layer2")
-    with pytest.raises(UserError, match=r"--spa\.tap layer4 is lost with --train head"):
+    with pytest.raises(UserError, match=r"--spa\.tap has no effect with --train head"):
         build(train="head", tap="layer4")
     assert build(train="tail", tap="layer4").words.tap == "layer4"
 
 
 @pytest.mark.parametrize("name", ["test_vit.r160_in1k", "test_convnext.r160_in1k", "regnetx_002"])
 def test_words_on_other_backbones(name: str, batches: Batches) -> None:
-    torch.manual_seed(0)
-    options = resolve(SPAOptions(spa=True, spa_vocabulary=WORDS))
-    kind = METHODS["ovanet"]
-    method = SPA(kind, create_backbone(name, "none"), CLASSES, kind.Options(), options).train()
-    prepare(method, batches)
-    losses = take_steps(method, batches)
-    assert all(map(math.isfinite, losses.values()))
+    method = prepare(build(preset="best", backbone=make_backbone(name=name), pretext="off"), batches)
+    losses = take_steps(method, batches)[0]
+    assert "words" in losses and all(map(math.isfinite, losses.values()))
     tap = method.words.tap
     with torch.no_grad():
         at = map_at(method.backbone, method.backbone.state(batches[0].images, upto=tap), tap)
-    assert at.shape[1] == method.words.words.prototypes.shape[1]
+    assert at.shape[1] == method.prototypes.shape[1]
 
 
 def test_the_root_of_the_histogram_is_a_quarter_as_long_as_the_pooled_feature(batches: Batches) -> None:
@@ -173,5 +171,5 @@ def test_the_root_of_the_histogram_is_a_quarter_as_long_as_the_pooled_feature(ba
     length = torch.cat(pooled).mean().item()
     root = feature[:, -WORDS:]
     assert root.norm(dim=1).numpy() == pytest.approx(0.25 * length, rel=1e-3)
-    shares = histogram(method.words.words(method.words.map(batches[0].images)))
+    shares = histogram(method.words.vocabulary(method.words.map(batches[0].images)))
     assert (root / root.norm(dim=1, keepdim=True)).square().numpy() == pytest.approx(shares.detach().numpy(), abs=1e-5)

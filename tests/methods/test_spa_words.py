@@ -3,27 +3,23 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from few_steps import Batches, Looking, losses_of, phases_of, prepare, take_round, total
 from tiny_spa import (
-    CLASSES,
     SIZE,
-    WORDS,
-    Batches,
-    Looking,
     build,
     every_method,
+    make_backbone,
     make_batches,
-    prepare,
     state,
+    with_labels,
     without_mosaics,
 )
 from torch import Tensor, nn
 
 from unida.clustering.kmeans import kmeans
-from unida.methods import METHODS
 from unida.methods.base import SourceBatch, TargetBatch
 from unida.methods.spa.method import SPA
-from unida.methods.spa.options import SPAOptions, leaves_parameters_unused, resolve
-from unida.models.backbone import create_backbone
+from unida.training.optim import covers_all
 
 
 @pytest.fixture(scope="module")
@@ -51,12 +47,12 @@ def test_words_are_found_in_both_domains(batches: Batches) -> None:
     method.eval()
     with torch.no_grad():
         maps = [method.words.map(batch.images).flatten(2).transpose(1, 2).flatten(0, 1) for batch in batches]
-        nearest = [(F.normalize(at, dim=1) @ F.normalize(method.words.words.prototypes, dim=1).T) for at in maps]
+        nearest = [(F.normalize(at, dim=1) @ F.normalize(method.prototypes, dim=1).T) for at in maps]
     used = [set(cosines.argmax(dim=1).tolist()) for cosines in nearest]
     assert used[0] and used[1] and used[0] != used[1] and used[0] | used[1] == set(range(6))
     expected = kmeans(F.normalize(torch.cat(maps), dim=1), 6, seed=0)
     spread = float((F.normalize(torch.cat(maps), dim=1) - expected.centres[expected.assignment]).square().sum())
-    distances = torch.cdist(F.normalize(torch.cat(maps), dim=1), method.words.words.prototypes)
+    distances = torch.cdist(F.normalize(torch.cat(maps), dim=1), method.prototypes)
     assert float(distances.amin(dim=1).square().sum()) == pytest.approx(spread, rel=0.1)
     of_source = kmeans(F.normalize(maps[0], dim=1), 6, seed=0).centres
     alone = torch.cdist(F.normalize(torch.cat(maps), dim=1), of_source).amin(dim=1).square().sum()
@@ -67,43 +63,51 @@ def test_with_fewer_places_than_words_the_others_stay_as_they_started() -> None:
     method = build(preset="best", vocabulary=40)
     one = torch.zeros(1, 3, SIZE, SIZE)
     batch = (SourceBatch(one, torch.zeros(1), torch.zeros(1)), TargetBatch(one, torch.zeros(1)))
-    started = method.words.words.prototypes.clone()
-    prepare(method, batch)  # type: ignore[arg-type]
-    changed = (method.words.words.prototypes != started).any(dim=1)
+    started = method.prototypes.clone()
+    prepare(method, batch)
+    changed = (method.prototypes != started).any(dim=1)
     assert 1 <= int(changed.sum()) <= 4  # of an even picture, at most all four places differ
-    assert method.words.words.prototypes.isfinite().all()
+    assert method.prototypes.isfinite().all()
 
 
-def test_rounds_after_the_first_leave_the_words(batches: Batches) -> None:
-    method = prepare(build(preset="best"), batches)
+def test_rounds_of_the_method_leave_the_words(batches: Batches) -> None:
+    method = prepare(build("dcc", "best", bins="auto"), batches)
     before = state(method)
-    method.on_round(7, Looking(method, batches))
-    assert all(torch.equal(tensor, before[name]) for name, tensor in method.state_dict().items())
+    take_round(method, batches, step=7)
+    changed = {name for name, tensor in method.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert changed and all(name.startswith("method.") and "backbone" not in name for name in changed)
+    assert phases_of(build("ovanet", "best"))[0].round is None  # SPA has none of its own
 
 
 def test_merged_numbers_of_images_are_one_class(batches: Batches) -> None:
-    source, target = batches
-    assert source.pretext is not None and target.pretext is not None
     merged, plain = build(bins="1,2-3,4"), build()
-    assert merged.bins.tolist() == [0, 1, 1, 2]
-    renamed = torch.tensor([0, 1, 1, 2])
-    expected = plain(
-        source._replace(pretext=source.pretext._replace(labels=renamed[source.pretext.labels])),
-        target._replace(pretext=target.pretext._replace(labels=renamed[target.pretext.labels])),
-        0,
-        "pretext",
-    )
-    torch.testing.assert_close(merged(source, target, 0, "pretext")["count"], expected["count"])
+    assert merged.task.bins.tolist() == [0, 1, 1, 2]
+    renamed = with_labels(batches, torch.tensor([0, 1, 1, 2]))
+    expected, found = losses_of(plain, renamed, "pretext"), losses_of(merged, batches, "pretext")
+    torch.testing.assert_close(found["count"], expected["count"])
 
 
 def test_automatic_classes_are_found_before_the_first_step_and_kept(batches: Batches) -> None:
     method = build(bins="auto")  # random words cannot tell any numbers apart
-    assert method.round_every
-    assert method.bins.tolist() == [0, 1, 2, 3]
+    assert method.task.bins.tolist() == [0, 1, 2, 3]
     prepare(method, batches)
-    assert len(set(method.bins.tolist())) < 4
-    assert "bins" in method.state_dict()
-    assert build().round_every == 0  # the paper's needs none
+    assert len(set(method.task.bins.tolist())) < 4
+    assert "task.bins" in method.state_dict()
+
+
+def test_the_papers_preset_looks_at_no_image_before_the_first_step(batches: Batches) -> None:
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("it looked")
+
+    class Closed(Looking):
+        __call__ = made = refuse  # type: ignore[assignment]
+
+    paper, best = (phases_of(build(preset=preset))[0] for preset in ("paper", "best"))
+    assert paper.start is not None and best.start is not None
+    paper.start(Closed(build(), batches))
+    with pytest.raises(AssertionError, match="it looked"):
+        best.start(Closed(build(), batches))
+    assert paper.sweeps == ("target",) and best.sweeps == ("source", "target")  # whose test views must be there
 
 
 def statistics(method: SPA) -> dict[str, Tensor]:
@@ -116,10 +120,10 @@ def statistics(method: SPA) -> dict[str, Tensor]:
 @pytest.mark.parametrize("kept", ["images", "mixed"])
 def test_mosaics_leave_the_kept_statistics_alone_if_told_so(name: str, kept: str, batches: Batches) -> None:
     found = []
-    for given in (batches, without_mosaics(batches)):
-        method = prepare(build(name, "best", statistics=kept), batches)
+    for pretext in ("on", "off"):
+        method = prepare(build(name, "best", statistics=kept, pretext=pretext), batches)
         before = statistics(method)
-        method(*given, 0)
+        assert ("count" in losses_of(method, batches)) == (pretext == "on")
         found.append(statistics(method))
         assert not all(torch.equal(found[-1][layer], before[layer]) for layer in before)
     same = [torch.equal(found[0][layer], found[1][layer]) for layer in found[0]]
@@ -131,12 +135,13 @@ def test_mosaics_leave_the_kept_statistics_alone_if_told_so(name: str, kept: str
 
 @pytest.mark.parametrize(("place", "unused"), [("instead", True), ("beside", False)])
 def test_layers_behind_the_pooling_get_no_gradient_without_it(place: str, unused: bool, batches: Batches) -> None:
-    """Processes that share the work wait for every gradient, unless they know."""
-    options = resolve(SPAOptions(spa=True, spa_vocabulary=WORDS, spa_place=place))  # type: ignore[arg-type]
-    assert leaves_parameters_unused(options) == unused
-    backbone = create_backbone("test_convnext.r160_in1k", "none")
-    method = SPA(METHODS["ovanet"], backbone, CLASSES, METHODS["ovanet"].Options(), options).train()
-    prepare(method, batches)
-    torch.stack(list(method(*without_mosaics(batches), 0).values())).sum().backward()
-    learning = [parameter for group in method.parameter_groups() for parameter in group]
-    assert any(parameter.grad is None for parameter in learning) == unused
+    """Processes that share the work wait for every gradient, unless they know: so a turn must not name these layers."""
+    backbone = make_backbone(name="test_convnext.r160_in1k")
+    method = prepare(build(preset="best", backbone=backbone, place=place, pretext="off"), batches)
+    (turn,) = phases_of(method)[0].turns
+    assert covers_all(turn, method) == (not unused)
+    total(losses_of(method, without_mosaics(batches))).backward()
+    named = {id(p) for group in turn.groups for p in group.parameters}
+    for name, parameter in method.named_parameters():
+        if parameter.requires_grad:
+            assert (parameter.grad is not None) == (id(parameter) in named), name

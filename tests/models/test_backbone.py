@@ -219,7 +219,7 @@ def test_run_between_two_taps() -> None:
 
 def test_unknown_tap_lists_the_taps() -> None:
     backbone, images = backbone_and_images("resnet18")
-    with pytest.raises(UserError, match=r"no tap 'layer_2': did you mean 'layer2'\? taps are stem, layer1"):
+    with pytest.raises(UserError, match=r"no tap 'layer_2' \(did you mean 'layer2'\?\); taps are stem, layer1"):
         backbone.run(images, upto="layer_2")
     for call in (backbone.channels, backbone.parameters_upto):
         with pytest.raises(UserError, match="no tap 'xyz'"):
@@ -229,3 +229,24 @@ def test_unknown_tap_lists_the_taps() -> None:
 def test_no_spatial_map() -> None:
     with pytest.raises(UserError, match="no spatial map at tap 'layer4'"):
         cached_backbone("resnet18").spatial(torch.zeros(2, 512), "layer4")
+
+
+def test_freezing_leaves_only_what_follows_to_be_trained() -> None:
+    backbone = create_backbone("test_resnet", weights="none")
+    backbone.freeze("layer2", torch.float16)
+    trained = {name for name, parameter in backbone.model.named_parameters() if parameter.requires_grad}
+    assert trained == {n for n, _ in backbone.model.named_parameters() if n.startswith(("layer3", "layer4"))}
+
+
+@pytest.mark.parametrize(
+    ("name", "tap"),
+    [
+        ("tf_efficientnet_lite0", "blocks.5"),
+        ("resnet18", "layer3"),
+        ("test_vit", "blocks.3"),
+        ("test_convnext", "stages.2"),
+        ("regnetx_002", "final"),
+    ],
+)
+def test_default_taps(name: str, tap: str) -> None:
+    assert create_backbone(name, "none").default_tap == tap

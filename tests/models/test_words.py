@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from unida.models.words import Similarity, Words, entropy, histogram, usage_gap, word_entropy
+from unida.losses.entropy import entropy
+from unida.models import words as words_module
+from unida.models.words import Similarity, Words, histogram, prototype_alignment_score, usage_gap, word_entropy
 
 every_similarity = pytest.mark.parametrize("similarity", get_args(Similarity))
 
@@ -155,3 +157,30 @@ def test_the_gap_in_use_of_words_is_the_jensen_shannon_divergence() -> None:
     same, apart = torch.tensor([0.5, 0.5, 0.0]), torch.tensor([0.0, 0.0, 1.0])
     assert usage_gap(same, same).item() == 0
     assert usage_gap(same, apart).item() == pytest.approx(1)
+
+
+def slow_pas(features: np.ndarray, words: np.ndarray) -> list[float]:
+    scores = []
+    for image in features:
+        best = []
+        for u in range(image.shape[1]):
+            h = image[:, u]
+            best.append(max(h @ v / (np.linalg.norm(h) * np.linalg.norm(v)) for v in words))
+        scores.append(float(np.mean(best)))
+    return scores
+
+
+@pytest.mark.parametrize("cosines_at_once", [1, 100, 2**24])
+def test_pas_is_the_mean_of_the_best_cosines(cosines_at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(words_module, "COSINES_AT_ONCE", cosines_at_once)
+    draw = torch.Generator().manual_seed(0)
+    maps, words = torch.randn(5, 6, 3, 2, generator=draw), 3 * torch.randn(7, 6, generator=draw)
+    expected = slow_pas(maps.flatten(2).numpy(), words.numpy())
+    assert np.allclose(prototype_alignment_score(maps, words), expected, atol=1e-5)
+    vectors = maps[:, :, 0, 0]
+    assert np.allclose(prototype_alignment_score(vectors, words), slow_pas(vectors[:, :, None].numpy(), words.numpy()))
+
+
+def test_a_feature_on_a_word_scores_one_and_a_feature_of_zeros_scores_zero() -> None:
+    words = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
+    assert prototype_alignment_score(torch.tensor([[0.0, 0.1], [0.0, 0.0]]), words).tolist() == [1, 0]

@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unida.recipes.mosaic import MAX_GRID, InstanceCount, Layout, assemble
+from unida.methods.spa.options import MAX_GRID
+from unida.recipes.base import ImageRecipe, Made, SetRecipe
+from unida.recipes.mosaic import Layout, Mosaic, assemble
 
 GRIDS = range(2, MAX_GRID + 1)
 SIDE = 60  # a multiple of every grid
@@ -20,6 +22,12 @@ every_grid = pytest.mark.parametrize("grid", GRIDS)
 def plain_images(count: int, side: int = SIDE) -> Tensor:
     """(N, 3, side, side): image i has the colour i + 1 everywhere, so that what is no image's (0) would show."""
     return torch.arange(1.0, count + 1)[:, None, None, None].expand(count, 3, side, side).contiguous()
+
+
+def make(images: Tensor, grid: int = 2, seed: int = 0, of: np.ndarray | None = None) -> Made:
+    """As many mosaics as images; the images are all different unless `of` says otherwise."""
+    identities = np.arange(len(images)) if of is None else of
+    return Mosaic(grid).make_of_several(images, identities, np.random.default_rng(seed), len(images))
 
 
 def cells_of(mosaics: Tensor, grid: int) -> Tensor:
@@ -37,7 +45,7 @@ def chi_square(observed: np.ndarray) -> float:
 @every_grid
 def test_a_mosaic_holds_as_many_images_as_its_label_says(grid: int) -> None:
     images = plain_images(40)
-    batch = InstanceCount(grid).make(images, np.random.default_rng(0))
+    batch = make(images, grid)
     assert batch.images.shape == images.shape and batch.labels.shape == (40,)
     assert batch.labels.dtype == torch.int64
     assert batch.labels.min() >= 0 and batch.labels.max() < grid**2
@@ -51,8 +59,8 @@ def test_a_mosaic_holds_as_many_images_as_its_label_says(grid: int) -> None:
 @every_grid
 def test_a_side_that_the_grid_does_not_divide_is_filled_all_the_same(grid: int) -> None:
     side = 6 * grid + 5
-    task, images = InstanceCount(grid), plain_images(40, side)
-    layout = task.draw_layout(40, np.arange(40), np.random.default_rng(3))
+    recipe, images = Mosaic(grid), plain_images(40, side)
+    layout = recipe.draw_layout(40, np.arange(40), np.random.default_rng(3))
     mosaics = assemble(images, layout, grid)
     assert mosaics.shape == images.shape
     middles = (torch.arange(grid) + 0.5) * side / grid
@@ -62,14 +70,14 @@ def test_a_side_that_the_grid_does_not_divide_is_filled_all_the_same(grid: int) 
 
 @every_grid
 def test_every_number_of_images_is_equally_likely(grid: int) -> None:
-    layout = InstanceCount(grid).draw_layout(20_000, np.arange(40), np.random.default_rng(1))
+    layout = Mosaic(grid).draw_layout(20_000, np.arange(40), np.random.default_rng(1))
     assert layout.instances.min() == 1
     assert chi_square(np.bincount(layout.instances, minlength=grid**2 + 1)[1:]) < 4
 
 
 @every_grid
 def test_every_image_is_equally_likely_to_be_shown(grid: int) -> None:
-    layout = InstanceCount(grid).draw_layout(4000, np.arange(40), np.random.default_rng(2))
+    layout = Mosaic(grid).draw_layout(4000, np.arange(40), np.random.default_rng(2))
     shown = np.concatenate([np.unique(row) for row in layout.image])
     assert chi_square(np.bincount(shown, minlength=40)) < 4
 
@@ -77,7 +85,7 @@ def test_every_image_is_equally_likely_to_be_shown(grid: int) -> None:
 @pytest.mark.parametrize("instances", [2, 3, 4])
 def test_cells_are_given_by_a_uniform_surjection(instances: int) -> None:
     """ "One cell each, the rest at random" would favour even shares; so would drawing until all have a cell."""
-    layout = InstanceCount(2).draw_layout(30_000, np.arange(instances), np.random.default_rng(4))
+    layout = Mosaic(2).draw_layout(30_000, np.arange(instances), np.random.default_rng(4))
     maps = Counter(map(tuple, layout.image[layout.instances == instances].tolist()))
     surjections = [m for m in itertools.product(range(instances), repeat=4) if len(set(m)) == instances]
     assert set(maps) == set(surjections)
@@ -86,7 +94,7 @@ def test_cells_are_given_by_a_uniform_surjection(instances: int) -> None:
 
 @every_grid
 def test_crops_stay_inside_their_image(grid: int) -> None:
-    layout = InstanceCount(grid, smallest=0.3).draw_layout(2000, np.arange(40), np.random.default_rng(5))
+    layout = Mosaic(grid, smallest=0.3).draw_layout(2000, np.arange(40), np.random.default_rng(5))
     for start in (layout.top, layout.left):
         assert start.min() >= 0 and (start + layout.side).max() <= 1
         assert start.max() > 0.6  # they do go everywhere
@@ -99,7 +107,7 @@ def test_a_cell_shows_its_crop_and_nothing_beyond(grid: int) -> None:
     along = (torch.arange(SIDE) + 0.5) / SIDE
     x, y = along.expand(SIDE, SIDE), along[:, None].expand(SIDE, SIDE)
     images = torch.stack([x, y, torch.ones(SIDE, SIDE)])[None].repeat(40, 1, 1, 1)
-    layout = InstanceCount(grid).draw_layout(20, np.arange(40), np.random.default_rng(6))
+    layout = Mosaic(grid).draw_layout(20, np.arange(40), np.random.default_rng(6))
     cells = cells_of(assemble(images, layout, grid), grid)
     assert torch.allclose(cells[:, :, 2], torch.ones(()), atol=1e-6)
     for channel, start in ((0, layout.left), (1, layout.top)):
@@ -115,7 +123,7 @@ def test_a_cell_shows_its_crop_and_nothing_beyond(grid: int) -> None:
 def test_a_cell_is_its_crop_resized(grid: int) -> None:
     """Against torch's own sampling, cell by cell."""
     images = torch.rand(12, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
-    layout = InstanceCount(grid).draw_layout(8, np.arange(12), np.random.default_rng(7))
+    layout = Mosaic(grid).draw_layout(8, np.arange(12), np.random.default_rng(7))
     cells = cells_of(assemble(images, layout, grid), grid)
     length = SIDE // grid
     centres = (torch.arange(length, dtype=torch.float64) + 0.5) / length
@@ -130,9 +138,8 @@ def test_a_cell_is_its_crop_resized(grid: int) -> None:
 
 
 def test_flips_mirror_half_of_the_cells_each_by_itself() -> None:
-    task = InstanceCount(2)
     images = torch.rand(6, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(1))
-    layout = task.draw_layout(50, np.arange(6), np.random.default_rng(8))
+    layout = Mosaic(2).draw_layout(50, np.arange(6), np.random.default_rng(8))
     flipped = cells_of(assemble(images, layout, 2), 2)
     plain = cells_of(assemble(images, layout._replace(flip=np.zeros_like(layout.flip)), 2), 2)
     expected = torch.where(torch.from_numpy(layout.flip)[:, :, None, None, None], plain.flip(4), plain)
@@ -144,7 +151,7 @@ def test_flips_mirror_half_of_the_cells_each_by_itself() -> None:
 
 def test_a_mosaic_of_one_image_has_different_crops_too() -> None:
     """Or the number of seams would give the label away."""
-    layout = InstanceCount(2).draw_layout(500, np.arange(9), np.random.default_rng(9))
+    layout = Mosaic(2).draw_layout(500, np.arange(9), np.random.default_rng(9))
     of_one = layout.instances == 1
     assert of_one.any()
     for values in (layout.top, layout.left, layout.side):
@@ -156,32 +163,32 @@ def test_a_mosaic_of_one_image_has_different_crops_too() -> None:
 def test_an_image_that_is_there_twice_counts_once() -> None:
     identities = np.array([7, 7, 3, 3, 3, 7, 5, 5, 0, 7] * 4)
     images = plain_images(40)
-    batch = InstanceCount(2).make(images, np.random.default_rng(10), identities)
+    batch = make(images, seed=10, of=identities)
     colours = cells_of(batch.images, 2)[:, :, 0, 0, 0].round().long().numpy() - 1  # positions in the batch
     assert [len(set(row)) for row in identities[colours].tolist()] == (batch.labels + 1).tolist()
     assert len(set(batch.labels.tolist())) == 4
-    without = InstanceCount(2).make(images, np.random.default_rng(10))  # or the test would hold of anything
+    without = make(images, seed=10)  # or the test would hold of anything
     colours = cells_of(without.images, 2)[:, :, 0, 0, 0].round().long().numpy() - 1
     assert [len(set(row)) for row in identities[colours].tolist()] != (without.labels + 1).tolist()
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_with_fewer_images_than_cells_counts_end_with_them(count: int) -> None:
-    layout = InstanceCount(2).draw_layout(3000, np.arange(count), np.random.default_rng(11))
+    layout = Mosaic(2).draw_layout(3000, np.arange(count), np.random.default_rng(11))
     assert set(layout.instances.tolist()) == set(range(1, count + 1))
     assert [len(set(row)) for row in layout.image.tolist()] == layout.instances.tolist()
-    batch = InstanceCount(3).make(plain_images(count), np.random.default_rng(11))
+    batch = make(plain_images(count), grid=3, seed=11)
     assert batch.images.shape[0] == count and batch.labels.max() < count
 
 
 def test_the_generator_decides_everything() -> None:
     images = torch.rand(8, 3, 20, 20, generator=torch.Generator().manual_seed(2))
-    first, again, other = (InstanceCount(2).make(images, np.random.default_rng(seed)) for seed in (0, 0, 1))
+    first, again, other = (make(images, seed=seed) for seed in (0, 0, 1))
     torch.manual_seed(3)
     assert torch.equal(first.images, again.images) and torch.equal(first.labels, again.labels)
     assert not torch.equal(first.images, other.images)
     before = torch.get_rng_state()
-    InstanceCount(2).make(images, np.random.default_rng(0))
+    make(images)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -189,7 +196,7 @@ def test_the_images_are_left_as_they_are_and_mosaics_are_in_the_networks_layout(
     images = torch.rand(4, 3, 20, 20, generator=torch.Generator().manual_seed(4))
     images = images.contiguous(memory_format=torch.channels_last)
     copy = images.clone()
-    mosaics = InstanceCount(2).make(images, np.random.default_rng(0)).images
+    mosaics = make(images).images
     assert torch.equal(images, copy)
     assert mosaics.is_contiguous(memory_format=torch.channels_last)
     assert mosaics.dtype == torch.float32
@@ -204,3 +211,30 @@ def test_oblong_images_keep_their_shape() -> None:
     assert mosaic.shape == (1, 3, 36, 24)
     expected = 0.5 + 0.5 * (torch.arange(12) + 0.5) / 12
     torch.testing.assert_close(mosaic[0, 0, 0], expected.clamp(max=float(along[-1])).repeat(2))
+
+
+def test_it_says_which_image_each_cell_shows() -> None:
+    identities = np.array([30, 10, 20, 40, 50, 10])
+    made = make(plain_images(6), grid=3, of=identities)
+    assert made.of.shape == (6, 9) and made.of.dtype == torch.int64
+    colours = cells_of(made.images, 3)[:, :, 0, 0, 0].round().long() - 1  # positions in the batch
+    assert torch.equal(made.of, torch.from_numpy(identities)[colours])
+    assert [len(set(row)) for row in made.of.tolist()] == (made.labels + 1).tolist()
+
+
+@pytest.mark.parametrize("count", [1, 5, 30])
+def test_it_makes_as_many_as_asked_whatever_the_number_of_images(count: int) -> None:
+    made = Mosaic(2).make_of_several(plain_images(7), np.arange(7), np.random.default_rng(0), count)
+    assert len(made.images) == len(made.labels) == len(made.of) == count
+    assert made.images.shape[1:] == (3, SIDE, SIDE)
+
+
+def test_its_key_has_every_number_that_changes_a_mosaic() -> None:
+    """The size of the pool changes none: a larger pool begins with the smaller one."""
+    keys = [recipe.key for recipe in (Mosaic(2), Mosaic(3), Mosaic(2, smallest=0.4))]
+    assert len(set(keys)) == 3
+    assert Mosaic(2, pool=64).key == Mosaic(2).key
+
+
+def test_it_is_a_recipe_for_several_images() -> None:
+    assert isinstance(Mosaic(2), SetRecipe) and not isinstance(Mosaic(2), ImageRecipe)

@@ -9,17 +9,21 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from torch import Tensor
 
-from unida.runs.check import check_run, near_copies
 from unida.cli import main
 from unida.config import config_from_options
-from unida.data.pixels import open_pixels
 from unida.data.folders import scan
 from unida.data.glyphs import CLASSES, GlyphFolders, draw, write_glyphs
+from unida.data.pixels import open_pixels
 from unida.errors import UserError
+from unida.methods.base import Losses, Turn
 from unida.methods.dcc import DCC
 from unida.methods.spa.method import SPA
-from unida.models.backbone import create_backbone
+from unida.models.backbone import Backbone, create_backbone
+from unida.runs.check import check_run, near_copies
+from unida.runs.rehearsal import TIMED
+from unida.support.progress import duration
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +57,28 @@ def options(work: Path, **changes: Any) -> dict[str, Any]:
         "views": 2,
         **changes,
     }
+
+
+SECONDS = 0.25  # an image
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that moves when images pass through the network, and only then: the rest is multiplication."""
+    now, state, stem = [0.0], Backbone.state, Backbone.stem
+
+    def timed_state(self: Backbone, x: Tensor, upto: str | None = None) -> Tensor:
+        now[0] += len(x) * SECONDS
+        return state(self, x, upto)
+
+    def timed_stem(self: Backbone, images: Tensor) -> Tensor:
+        now[0] += len(images) * SECONDS
+        return stem(self, images)
+
+    monkeypatch.setattr(Backbone, "state", timed_state)
+    monkeypatch.setattr(Backbone, "stem", timed_stem)
+    for place in ("unida.runs.rehearsal", "unida.features.kept"):
+        monkeypatch.setattr(f"{place}.time", SimpleNamespace(perf_counter=lambda: now[0]))
 
 
 def lines_of(work: Path, **changes: Any) -> list[str]:
@@ -168,7 +194,7 @@ def test_cost_of_training_all(work: Path) -> None:
     assert not (work / "cache" / "features").exists()
 
 
-def test_cost_of_training_the_tail_tells_what_is_kept_and_where(work: Path) -> None:
+def test_cost_of_training_the_tail_reports_what_is_kept_and_where(work: Path) -> None:
     lines = lines_of(work, train="tail")
     what, features, training, in_all = lines[lines.index("") + 1 :]
     tap = create_backbone("test_resnet.r160_in1k", "none").default_tap
@@ -180,15 +206,14 @@ def test_cost_of_training_the_tail_tells_what_is_kept_and_where(work: Path) -> N
     assert training.startswith("training: ") and in_all.startswith("in all, on this machine: about ")
 
 
-def test_ten_times_the_steps_take_about_ten_times_as_long(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second for every batch that is timed: the rest is multiplication."""
-    monkeypatch.setattr("unida.runs.check._time", lambda run, fabric: (run(), 1.0)[1])
+@pytest.mark.usefixtures("clock")
+def test_cost_grows_with_steps_and_images(work: Path) -> None:
     lines = lines_of(work, train="tail", steps=100)
-    # 45 views in batches of 4, 100 steps, 9 answers in batches of 4.
+    # A quarter of a second for each of 45 views, of 100 times 4 + 4 images, and of 9 answers.
     assert lines[-3].endswith(", 11 s")
-    assert lines[-2:] == ["training: 1 min 40 s", "in all, on this machine: about 1 min 54 s"]
+    assert lines[-2:] == ["training: 3 min 20 s", "in all, on this machine: about 3 min 34 s"]
     lines = lines_of(work, train="all", steps=1000)
-    assert lines[-2:] == ["training: 16 min 40 s", "in all, on this machine: about 16 min 42 s"]
+    assert lines[-2:] == ["training: 33 min 20 s", "in all, on this machine: about 33 min 22 s"]
 
 
 def test_features_that_a_run_has_kept_cost_nothing_more(work: Path) -> None:
@@ -213,35 +238,43 @@ def test_mosaics_are_counted_until_a_run_has_made_them(work: Path) -> None:
 def test_a_step_is_timed_with_all_its_turns_and_mosaics(
     preset: str, turns: list[str], work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("unida.runs.check._time", lambda run, fabric: (run(), 1.0)[1])
     taken: list[tuple[str, set[str]]] = []
-    losses = SPA.turn_losses
+    forward = SPA.forward
 
-    def noted(self: SPA, turn: str, *batches: Any) -> dict[str, Any]:
-        found = losses(self, turn, *batches)
-        taken.append((turn, set(found)))
+    def noted(self: SPA, turn: Turn, *batches: Any) -> Losses:
+        found = forward(self, turn, *batches)
+        taken.append((turn.name, set(found)))
         return found
 
-    monkeypatch.setattr(SPA, "turn_losses", noted)
+    monkeypatch.setattr(SPA, "forward", noted)
     lines_of(work, train="all", spa=True, spa_preset=preset, spa_pretext="on", spa_vocabulary=8)
-    assert [turn for turn, _ in taken] == turns
+    assert [turn for turn, _ in taken] == turns * (1 + TIMED)
     assert {"words", "count"} <= taken[-1][1]
+
+
+def test_the_run_after_it_is_the_one_without_it(work: Path) -> None:
+    """The check takes real steps with a method of its own: nothing of it is left but decoded images and features."""
+    words = [w for k, v in options(work, steps=2, train="tail").items() for w in (f"--{k.replace('_', '-')}", str(v))]
+    main(["adapt", *words, "--out", str(work / "before")])
+    shutil.rmtree(work / "cache")
+    lines_of(work, steps=2, train="tail")
+    main(["adapt", *words, "--out", str(work / "after")])
+    models = [work / run / "checkpoint" / "model.safetensors" for run in ("before", "after")]
+    assert models[0].read_bytes() == models[1].read_bytes()
 
 
 DCC_OPTIONS = {"method": "dcc", "cluster_every": 50, "bottleneck": 64, "images_per_class": 2, "cluster_interval": 1}
 
 
+@pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("train", ["all", "tail"])
-def test_dcc_is_timed_with_the_images_that_it_requests_and_its_rounds(
+def test_dcc_is_timed_with_the_images_that_it_wants_and_its_rounds(
     train: str, work: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A second for every batch of four that is timed, and none for clustering, which is real."""
-    monkeypatch.setattr("unida.runs.check._time", lambda run, fabric: (run(), 1.0)[1])
-    monkeypatch.setattr("unida.runs.check.time", SimpleNamespace(perf_counter=lambda: 0.0))
     losses: list[set[str]] = []
     step = DCC.training_step
 
-    def noted(self: DCC, *arguments: Any) -> dict[str, Any]:
+    def noted(self: DCC, *arguments: Any) -> Losses:
         found = step(self, *arguments)
         losses.append(set(found))
         return found
@@ -249,28 +282,35 @@ def test_dcc_is_timed_with_the_images_that_it_requests_and_its_rounds(
     monkeypatch.setattr(DCC, "training_step", noted)
     with caplog.at_level(logging.INFO, logger="unida"):
         lines = lines_of(work, train=train, **DCC_OPTIONS)
-    assert losses == [{"closed", "discrepancy", "closed_matched", "memory"}]
+    assert losses == [{"closed", "discrepancy", "closed_matched", "memory"}] * (1 + TIMED)
     # Four of the source, and two of each of three classes, of the clusters that they are matched with, of the clusters.
     assert any(line.endswith("200 steps of 22 images") for line in lines)
-    # Before the first step, after 50, 100, 150 and the last: 9 + 9 images each.
-    assert lines[-2] == "training: 3 min 42 s, 22 s of it in 5 round(s) over the images"
-    assert "clusters of the target" not in caplog.text  # it was made up
+    # Before the first step, after 50, 100, 150 and the last: 9 + 9 images each. And 200 steps of 22 images.
+    assert lines[-2] == "training: 18 min 42 s, 22 s of it in 5 round(s) over the images"
+    assert "clusters of the target" not in caplog.text  # they are of repeated images
 
 
-def test_a_warm_up_leaves_rounds_to_be_timed(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unida.runs.check._time", lambda run, fabric: (run(), 1.0)[1])
+@pytest.mark.usefixtures("clock")
+def test_a_warm_up_leaves_rounds_to_be_timed(work: Path) -> None:
     lines = lines_of(work, train="all", **DCC_OPTIONS, warm_up=120)
     assert any(line.endswith("200 steps of 22 images") for line in lines)
 
 
-def test_words_are_counted_where_they_are_looked_for(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unida.runs.check._time", lambda run, fabric: (run(), 1.0)[1])
-    monkeypatch.setattr("unida.runs.check.time", SimpleNamespace(perf_counter=lambda: 0.0))
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize("sampled", [4, 9])
+def test_images_are_counted_where_words_are_looked_for(
+    sampled: int, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them, also those that the rehearsal does not look at."""
+    monkeypatch.setattr("unida.runs.rehearsal.FEWEST_IMAGES", sampled)
     spa = {"spa": True, "spa_vocabulary": 8, "spa_pretext": "on", "spa_bins": "auto"}
-    lines = lines_of(work, train="all", **spa)
-    # Both domains three times: for words, for how long features are, and for the gap. Mosaics for bins are real.
-    assert lines[-3].startswith("ovanet+spa on test_resnet") and lines[-3].endswith("200 steps of 16 images")
-    assert lines[-2] == "training: 3 min 34 s, 14 s of it in 1 round(s) over the images"
+    lines = lines_of(work, train="all", steps=100, **spa)
+    assert lines[-3].startswith("ovanet+spa on test_resnet") and lines[-3].endswith("100 steps of 16 images")
+    # Both domains three times: for words, for how long features are, and for the gap; 8 batches of 4 mosaics of each.
+    before = SECONDS * (3 * (9 + 9) + 2 * 8 * 4)
+    # 4 + 4 images, as many mosaics, and the target's 4 once more, for the words that the pretrained network gives them.
+    in_steps = SECONDS * 100 * (4 + 4 + 8 + 4)
+    assert lines[-2] == f"training: {duration(before + in_steps)}"
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
@@ -286,7 +326,7 @@ def test_words_are_counted_where_they_are_looked_for(work: Path, monkeypatch: py
         ({"target": "gone"}, "gone: no such folder"),
         ({"accelerator": "abacus"}, "--accelerator abacus"),
         ({"method": "dcc", "batch_size": 2, "devices": 2}, "--batch-size 2 is one image in each process"),
-        ({"method": "dcc", "warm_up": 200}, "--warm-up 200: the last clustering"),
+        ({"method": "dcc", "warm_up": 200}, "--warm-up 200: no clustering would follow it"),
         ({"backbone": "test_vit", "crop": 30}, "--crop 30: backbone 'test_vit' cannot take it"),
         ({"method": "dcc", "backbone": "test_vit", "crop": 30}, "--crop 30: backbone 'test_vit' cannot take it"),
     ],

@@ -1,4 +1,4 @@
-"""What a run tells about itself: every number where it belongs, and "–" where there is none."""
+"""What a run reports about itself: every number where it belongs, and "–" where there is none."""
 
 import csv
 import dataclasses
@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 import torch
 
+from unida.answering.alone import Answers
 from unida.config import Config, config_from_options
 from unida.data.domains import Source, Target
 from unida.data.folders import Skipped
-from unida.answering.alone import Answers
 from unida.evaluation.metrics import METRIC_NOTES, OpenSetResult, open_set_metrics
 from unida.methods import METHODS
+from unida.methods.listing import method_lines
 from unida.runs.summary import (
     class_lines,
     describe_end,
     describe_start,
-    method_lines,
     metric_lines,
     oracle_best,
     percent,
@@ -71,7 +71,7 @@ def evaluated(folder: Path, *hos: tuple[int, float | None]) -> None:
 @pytest.mark.parametrize(
     ("value", "text"), [(None, "–"), (0.0, "0.0"), (0.6, "60.0"), (0.71849, "71.8"), (1.0, "100.0")]
 )
-def test_fractions_are_told_in_per_cent(value: float | None, text: str) -> None:
+def test_fractions_are_shown_in_per_cent(value: float | None, text: str) -> None:
     assert percent(value) == text
 
 
@@ -231,4 +231,4 @@ def test_every_method_is_described_with_its_options() -> None:
         assert f"\n{method.name}\n  {method.title}\n  paper:    {method.paper}\n" in "\n" + text
     assert "  options:  --rejection entropy, --threshold 0.5; --lr 0.01, with a GPU --steps 10000\n" in text
     assert "  options:  --entropy-weight 0.1; --lr 0.01, with a GPU --steps 10000\n" in text
-    assert "--faithful (off), --unused-logits 0, --warm-up 0; --lr 0.001, with a GPU --steps 3000\n" in text
+    assert "--repeat-classes (off), --unused-logits 0, --warm-up 0; --lr 0.001, with a GPU --steps 3000\n" in text

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from unida import progress as module
+from unida.support import progress as module
 from unida.support.progress import duration, progress
 
 

@@ -6,16 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from lightning_fabric import Fabric
 from PIL import Image
-from tiny_training import Tiny, make_config, make_method
+from tiny_training import MakeMethod, StartRun, Tiny, inputs_of, make_config, make_method
 
-from unida.data.augment import Preprocess
 from unida.data.domains import Source, Target
 from unida.data.folders import scan
 from unida.data.pixels import Pixels, decode_in_memory
-from unida.methods.base import Method
 from unida.training.batches import BatchStream
 from unida.training.loop import Training
 
@@ -29,15 +26,12 @@ def pixels(tmp_path_factory: pytest.TempPathFactory) -> Pixels:
     return decode_in_memory(scan(folder)[0], "squash", 10)
 
 
-StartRun = Callable[..., Training]
-
-
 @pytest.fixture
 def start(pixels: Pixels, tmp_path: Path) -> StartRun:
     """Build a `Training`: `start(kind=Tiny, folder="run", fabric=…, evaluate=…, **options)`."""
 
     def start_run(
-        kind: Callable[[], Method] = Tiny,
+        kind: MakeMethod = Tiny,
         folder: str = "run",
         wrap: Callable[[Fabric], Any] = lambda fabric: fabric,
         evaluate: Callable[[int], dict[str, float | None]] | None = None,
@@ -47,9 +41,9 @@ def start(pixels: Pixels, tmp_path: Path) -> StartRun:
         fabric = wrap(Fabric(accelerator="cpu", devices=1, precision=config.training.precision))
         source = Source(pixels.subset(np.arange(9)), np.arange(9) % 3, ("a", "b", "c"))
         target = Target(pixels.subset(np.arange(9, 15)))
-        preprocess = Preprocess(8, (0.5,) * 3, (0.25,) * 3, torch.device("cpu"))
-        stream = BatchStream(source, target, preprocess, config, fabric)
+        method = make_method(kind, config.training.steps or 0, config.training.seed)
+        stream = BatchStream(source, target, inputs_of(), config, fabric, method.recipes)
         (tmp_path / folder).mkdir(exist_ok=True)
-        return Training(fabric, make_method(kind), stream, config, tmp_path / folder, evaluate)
+        return Training(fabric, method, method.phases(), stream, config, tmp_path / folder, evaluate)
 
     return start_run

@@ -1,6 +1,6 @@
 """The loop: schedule, clipping, precision, interruption, and what happens when a loss is not a number any more."""
 
-import json
+import dataclasses
 import math
 import os
 import signal
@@ -10,20 +10,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_training import StartRun, Tiny, saved_weights
+from tiny_training import StartRun, Tiny, lines_of, saved, saved_step, saved_weights
 from torch import Tensor
 
-from unida.methods.base import Method, SourceBatch, TargetBatch
-from unida.training.checkpoint import read_metadata
-from unida.training.loop import Interrupted, Training, TrainingDiverged
-
-
-def lines_of(training: Training) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (training.folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def saved_step(training: Training) -> int:
-    return int(read_metadata(training.checkpoint)["step"])
+from unida.cli import main
+from unida.data.glyphs import write_glyphs
+from unida.methods import METHODS
+from unida.methods.base import Losses, Method, Phase, SourceBatch, TargetBatch, Turn
+from unida.methods.ovanet import OVANet
+from unida.support.signals import Interrupted
+from unida.training.loop import TrainingDiverged
 
 
 def state_of(method: Method) -> dict[str, Tensor]:
@@ -36,7 +32,7 @@ class TurnsBad(Tiny):
     bad_step = 6
     way = "loss"
 
-    def training_step(self, source: SourceBatch, target: TargetBatch, step: int) -> dict[str, Tensor]:
+    def training_step(self, source: SourceBatch, target: TargetBatch, step: int) -> Losses:
         if step == self.bad_step and self.way == "overflow":
             source = source._replace(images=source.images * float("inf"))
         losses = super().training_step(source, target, step)
@@ -66,9 +62,9 @@ def test_losses_rates_and_total_are_logged_by_step(start: StartRun) -> None:
 
 def test_a_non_finite_loss_stops_the_run_and_keeps_good_weights(start: StartRun) -> None:
     healthy = start(kind=Tiny, folder="healthy", checkpoint_every=1)
+    healthy.enter_phases()
     while healthy.done < 6:
-        healthy._step(healthy.done)
-        healthy.done += 1
+        healthy.take_step()
     training = start(kind=TurnsBad)
     with pytest.raises(
         TrainingDiverged, match=r"loss 'spread' is not finite at step 7; the weights after step 6 are .*\.safetensors"
@@ -95,19 +91,19 @@ def test_statistics_that_overflowed_do_not_replace_the_checkpoint_before(start: 
 class BadSecondTurn(Tiny):
     """Two updates in a step, the second of which goes wrong."""
 
-    turns = ("goal", "pretext")
+    def phases(self) -> list[Phase]:
+        return [Phase([Turn(self.training_step, self.groups()), Turn(self.again, self.groups(), "pretext")])]
 
-    def turn_losses(self, turn: str, source: SourceBatch, target: TargetBatch, step: int) -> dict[str, Tensor]:
-        losses = super().turn_losses(turn, source, target, step)
-        bad = turn == "pretext" and step == 6
-        return {f"{turn} {name}": loss * (float("nan") if bad else 1.0) for name, loss in losses.items()}
+    def again(self, source: SourceBatch, target: TargetBatch, step: int) -> Losses:
+        bad = float("nan") if step == 6 else 1.0
+        return {f"pretext {name}": bad * loss for name, loss in self.training_step(source, target, step).items()}
 
 
 def test_weights_between_two_turns_of_a_step_are_not_saved(start: StartRun) -> None:
     """A resumed run would take the first turn a second time."""
     training = start(kind=BadSecondTurn)
-    told = "loss 'pretext closed' is not finite at step 7; the weights after step 4 are kept in"
-    with pytest.raises(TrainingDiverged, match=told):
+    reported = "loss 'pretext closed' is not finite at step 7; the weights after step 4 are kept in"
+    with pytest.raises(TrainingDiverged, match=reported):
         training.run()
     assert saved_step(training) == 4
 
@@ -116,7 +112,7 @@ def test_without_a_good_checkpoint_none_is_promised(start: StartRun) -> None:
     training = start(kind=bad(way="overflow", bad_step=0))
     with pytest.raises(TrainingDiverged, match="at step 1; nothing is saved"):
         training.run()
-    assert not training.checkpoint.exists()
+    assert training.checkpoint is not None and not training.checkpoint.exists()
 
 
 def test_a_gradient_that_is_not_finite_does_not_replace_the_checkpoint_before(start: StartRun) -> None:
@@ -156,15 +152,14 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_steps_that_are_not_logged_wait_for_nothing(start: StartRun, reads: list[str]) -> None:
     training = start(wrap=OnADevice, steps=12, log_every=4, checkpoint_every=6, clip_norm=1.0)
     by_step: dict[int, list[str]] = {}
-    step_and_count = training._step
+    take_step = training.take_step
 
-    def counted_step(step: int) -> dict[str, Tensor]:
+    def counted_step() -> None:
         reads.clear()
-        losses = step_and_count(step)
-        by_step[step + 1] = list(reads)
-        return losses
+        take_step()
+        by_step[training.done] = list(reads)
 
-    training._step = counted_step  # type: ignore[method-assign]
+    training.take_step = counted_step  # type: ignore[method-assign, assignment]
     training.run()
     assert {done for done, seen in by_step.items() if seen} == {4, 6, 8, 12}  # logged, or saved
 
@@ -179,7 +174,7 @@ def test_a_bad_loss_between_two_logged_steps_is_found_before_it_is_saved(start: 
 
 
 class Steep(Tiny):
-    def training_step(self, source: SourceBatch, target: TargetBatch, step: int) -> dict[str, Tensor]:
+    def training_step(self, source: SourceBatch, target: TargetBatch, step: int) -> Losses:
         return {"steep": sum(100.0 * parameter.sum() for parameter in self.parameters())}  # type: ignore[dict-item]
 
 
@@ -199,7 +194,7 @@ def test_mixed_precision_stays_finite_and_takes_losses_in_full_precision(start: 
     seen: set[tuple[str, torch.dtype]] = set()
 
     class Noting(Tiny):
-        def training_step(self, source: SourceBatch, target: TargetBatch, step: int) -> dict[str, Tensor]:
+        def training_step(self, source: SourceBatch, target: TargetBatch, step: int) -> Losses:
             seen.add(("layer", self.head(self.features(source.images)).dtype))
             losses = super().training_step(source, target, step)
             seen.update(("loss", loss.dtype) for loss in losses.values())
@@ -215,7 +210,7 @@ def test_mixed_precision_stays_finite_and_takes_losses_in_full_precision(start: 
 class StopsAt(Tiny):
     stop_step, number = 5, signal.SIGINT
 
-    def training_step(self, source: SourceBatch, target: TargetBatch, step: int) -> dict[str, Tensor]:
+    def training_step(self, source: SourceBatch, target: TargetBatch, step: int) -> Losses:
         if step == self.stop_step:
             os.kill(os.getpid(), self.number)
         return super().training_step(source, target, step)
@@ -239,36 +234,41 @@ def test_a_signal_stops_after_the_step_and_the_rest_ends_as_if_nothing_had_been(
     for name, tensor in state_of(whole.method).items():
         assert torch.equal(tensor, rest.method.state_dict()[name]), name
     assert lines_of(rest) == lines_of(whole)
-    saved, expected = load_file(rest.checkpoint), load_file(whole.checkpoint)  # momentum too
-    assert saved.keys() == expected.keys()
-    assert all(torch.equal(saved[name], expected[name]) for name in saved)
+    found, expected = saved(rest).tensors, saved(whole).tensors  # momentum too
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in found)
 
 
 def test_a_second_ctrl_c_stops_at_once(start: StartRun) -> None:
     class Impatient(Tiny):
-        def training_step(self, source: SourceBatch, target: TargetBatch, step: int) -> dict[str, Tensor]:
+        def training_step(self, source: SourceBatch, target: TargetBatch, step: int) -> Losses:
             if step == 2:
                 os.kill(os.getpid(), signal.SIGINT)
                 os.kill(os.getpid(), signal.SIGINT)
-                raise AssertionError("the step went on")
+                raise AssertionError("the step continued")
             return super().training_step(source, target, step)
 
     with pytest.raises(KeyboardInterrupt):
         start(kind=Impatient).run()
 
 
+class Killed(Tiny):
+    def training_step(self, source: SourceBatch, target: TargetBatch, step: int) -> Losses:
+        if step == 7:
+            raise KeyboardInterrupt
+        return super().training_step(source, target, step)
+
+
 def test_lines_that_the_checkpoint_does_not_know_are_written_again_once(start: StartRun) -> None:
-    """A kill between two checkpoints leaves lines of steps that will be taken anew, and perhaps half a line."""
+    """A kill between two checkpoints leaves lines of steps that will be taken again, and perhaps half a line."""
     whole = start(folder="whole")
     whole.run()
-    first = start()
-    while first.done < 7:  # checkpoint at 4, killed at 7
-        losses = first._step(first.done)
-        first.done += 1
-        first._log(losses)
-        if first.done == 4:
-            first._save()
-    with (first.folder / "metrics.jsonl").open("a") as file:
+    first = start(kind=Killed)
+    with pytest.raises(KeyboardInterrupt):
+        first.run()
+    assert saved_step(first) == 4 and len(lines_of(first)) == 7
+    assert first.metrics is not None
+    with first.metrics.path.open("a") as file:
         file.write('{"step": 8, "kind": "tra')
     rest = start()
     rest.run()
@@ -301,20 +301,16 @@ def test_evaluating_does_not_change_what_is_trained(start: StartRun) -> None:
         assert torch.equal(tensor, evaluated.method.state_dict()[name]), name
 
 
+class TurnsNan(OVANet):
+    def training_step(self, source: SourceBatch, target: TargetBatch, step: int) -> Losses:
+        losses = super().training_step(source, target, step)
+        return {**losses, "entropy": losses["entropy"] * (float("nan") if step == 2 else 1.0)}
+
+
 def test_a_divergence_ends_the_command_with_one_line_and_code_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from unida.cli import main
-    from unida.data.glyphs import write_glyphs
-    from unida.methods import METHODS
-    from unida.methods.ovanet import OVANet
-
-    class TurnsNan(OVANet):
-        def training_step(self, source: SourceBatch, target: TargetBatch, step: int) -> dict[str, Tensor]:
-            losses = super().training_step(source, target, step)
-            return {**losses, "entropy": losses["entropy"] * (float("nan") if step == 2 else 1.0)}
-
-    monkeypatch.setitem(METHODS, "ovanet", TurnsNan)
+    monkeypatch.setitem(METHODS, "ovanet", dataclasses.replace(METHODS["ovanet"], code=f"{__name__}:TurnsNan"))
     data = write_glyphs(tmp_path / "d", shared=2, source_private=0, target_private=0, per_class=2, size=40)
     options = {"--backbone": "test_resnet", "--weights": "none", "--image-size": 40, "--crop": 32}
     options |= {"--batch-size": 2, "--steps": 5}

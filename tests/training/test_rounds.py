@@ -1,41 +1,50 @@
 """Rounds: looks at all images between steps and at the end, and what an evaluation takes from them."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from tiny_training import StartRun, Tiny, saved_weights
-from torch import Tensor
 
-from unida.methods.base import SourceBatch, Sweep, TargetBatch
+from unida.methods.base import Losses, Phase, Problem, Round, SourceBatch, Sweep, TargetBatch, Turn
 from unida.training.batches import over_test_views
 
 
 class Rounds(Tiny):
     """Remembers when it was called and what it was given."""
 
-    round_every = 5
+    at_end = False
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
         self.register_buffer("centre", torch.zeros(4))
         self.called: list[int] = []
 
-    def on_round(self, step: int, sweep: Sweep) -> None:
-        assert not torch.is_grad_enabled() or not sweep("target").requires_grad
-        self.called.append(step)
-        self.centre = sweep("source").mean(dim=0) + sweep("target").mean(dim=0)
+    def phases(self) -> Sequence[Phase]:
+        work = Round(self.find_centre, every=5, at_end=self.at_end)
+        turns = (Turn(self.training_step, self.groups()),)
+        return (Phase(turns, round=work, sweeps=("source", "target")),)
 
-    def training_step(self, source: SourceBatch, target: TargetBatch, step: int) -> dict[str, Tensor]:
+    def find_centre(self, step: int, sweep: Sweep) -> None:
+        assert not self.training
+        source, target = sweep("source"), sweep("target")
+        assert len(source) == self.problem.num_source and len(target) == self.problem.num_target
+        assert not source.requires_grad and not target.requires_grad
+        self.called.append(step)
+        self.centre = source.mean(dim=0) + target.mean(dim=0)
+
+    def training_step(self, source: SourceBatch, target: TargetBatch, step: int) -> Losses:
         losses = super().training_step(source, target, step)
         losses["pull"] = 0.1 * (self.features(target.images) - self.centre).square().mean()
         return losses
 
 
 class RoundsAtEnd(Rounds):
-    round_at_end = True
+    at_end = True
 
 
 class DiesAfterARound(Rounds):
-    def training_step(self, source: SourceBatch, target: TargetBatch, step: int) -> dict[str, Tensor]:
+    def training_step(self, source: SourceBatch, target: TargetBatch, step: int) -> Losses:
         if step == 8:
             raise KeyboardInterrupt
         return super().training_step(source, target, step)
@@ -43,13 +52,13 @@ class DiesAfterARound(Rounds):
 
 @pytest.mark.parametrize("saved", [7, 5])
 def test_rounds_come_at_their_interval_and_a_resumed_run_ends_alike(start: StartRun, saved: int) -> None:
-    whole = start(kind=Rounds, folder="whole")
+    whole = start(kind=Rounds, folder="whole", checkpoint_every=saved)
     whole.run()
     assert isinstance(whole.method, Rounds)
     assert whole.method.called == [0, 5, 10]
     with pytest.raises(KeyboardInterrupt):
         start(kind=DiesAfterARound, folder="cut", checkpoint_every=saved).run()
-    rest = start(kind=Rounds, folder="cut")
+    rest = start(kind=Rounds, folder="cut", checkpoint_every=saved)
     assert rest.done == saved
     rest.run()
     assert isinstance(rest.method, Rounds)

@@ -1,11 +1,9 @@
 """What is in a folder: its image files with the digests of their bytes, in an order no name can change."""
 
-import contextlib
 import hashlib
 import json
 import logging
 import os
-import secrets
 import shutil
 import stat
 import zlib
@@ -21,6 +19,7 @@ import numpy as np
 
 from unida.data.images import has_image_suffix, os_reason
 from unida.errors import UserError
+from unida.support.files import written_aside
 
 logger = logging.getLogger("unida")
 
@@ -255,18 +254,14 @@ def _read_memo(path: Path) -> Memo:
 
 
 def _write_memo(path: Path, memo: Memo) -> None:
-    """Written aside and renamed, so that a reader, or a second writer, never sees half of it."""
     body = json.dumps(memo).encode()
-    aside = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_bytes(b"%d\n%s" % (zlib.crc32(body), body))
         if os.path.isdir(path):
             remove(path)
-        os.replace(aside, path)
+        with written_aside(path, shared=True) as aside:
+            aside.write_bytes(b"%d\n%s" % (zlib.crc32(body), body))
     except OSError as error:
-        with contextlib.suppress(OSError):
-            aside.unlink()
         logger.warning("digests are not remembered: %s: %s", path, os_reason(error))
 
 

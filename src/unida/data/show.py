@@ -8,7 +8,9 @@ from unida.data.folders import class_of, scan
 from unida.data.settings import UNKNOWN
 from unida.data.sheet import contact_sheet, side_by_side
 from unida.errors import UserError
+from unida.support.text import printable
 
+LONGEST_NAME = 60  # letters of a class's name that are shown
 MOST_ANSWERS = 40  # classes on a sheet of answers: a longer one is not looked at
 Groups = dict[str, list[Path]]  # class → pictures
 
@@ -64,12 +66,18 @@ def _groups_of_folder(folder: Path) -> Groups:
 def _pair_sheet(left: Groups, right: Groups, titles: tuple[str, str], out: Path, per_class: int) -> Path:
     names = [*left, *sorted(set(right) - set(left))]
     rows = [(name, left.get(name, []), right.get(name, [])) for name in names]
-    captioned = [(f"{name} ({len(a)} | {len(b)})", a, b) for name, a, b in rows]
+    captioned = [(f"{_shortened(name)} ({len(a)} | {len(b)})", a, b) for name, a, b in rows]
     return side_by_side(captioned, out, titles=titles, per_side=per_class)
 
 
 def _caption(name: str, paths: list[Path]) -> str:
-    return f"{name} ({len(paths)})"
+    return f"{_shortened(name)} ({len(paths)})"
+
+
+def _shortened(name: str) -> str:
+    """So that the count behind it stays in the picture."""
+    shown = printable(name)
+    return shown if len(shown) <= LONGEST_NAME else f"{shown[: LONGEST_NAME - 1]}…"
 
 
 def show_answers(predictions: Sequence[tuple[str, str]], out: Path, per_class: int = 8) -> Path:

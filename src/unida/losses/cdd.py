@@ -22,7 +22,7 @@ def contrastive_domain_discrepancy(source: Tensor, target: Tensor, num_matched: 
     by design of the reference, and it can be negative. With M = 1 there is nothing to push apart: intra alone.
 
     Each block is a class of its own. The reference also has batches in which a class comes twice, and then pushes it
-    away from itself (DCC's `--faithful`).
+    away from itself (DCC's `--repeat-classes`).
 
     Args:
         source: (C, n, d) features, n images of each of C classes.

@@ -37,6 +37,9 @@ class TargetBatch(NamedTuple):
     extra: Mapping[str, Made] = NOTHING  # what the method wants beside them; labels tell how an image was made, no more
 
 
+TurnLosses = Callable[[SourceBatch, TargetBatch, int], Losses]
+
+
 class Scores(NamedTuple):
     logits: Tensor  # (B, C) over the source's classes
     unknown: Tensor  # (B,) in 0…1, higher means more likely unknown
@@ -112,7 +115,7 @@ class Turn:
         due: whether the turn is taken at a step; None: always.
     """
 
-    losses: Callable[[SourceBatch, TargetBatch, int], Losses]
+    losses: TurnLosses
     groups: Sequence[Group]
     name: str = "goal"
     optimiser: Literal["sgd", "adam"] = "sgd"
@@ -229,6 +232,9 @@ class Method(nn.Module):
         """(B, d) → class logits and an unknown score in 0…1."""
         raise NotImplementedError  # abstract
 
-    def forward(self, turn: Turn, source: SourceBatch, target: TargetBatch, step: int) -> Losses:
-        """A turn's losses, under the name that distributed wrappers intercept."""
-        return turn.losses(source, target, step)
+    def forward(self, losses: TurnLosses, source: SourceBatch, target: TargetBatch, step: int) -> Losses:
+        """A turn's losses, under the name that wrappers for precision and several processes intercept.
+
+        They are given the turn's function, not the turn: wrappers look for tensors in all that they are given.
+        """
+        return losses(source, target, step)

@@ -62,6 +62,7 @@ log = logging.getLogger("unida")
 
 NO_CLUSTER, UNMATCHED = -2, -1  # instead of the class that a row of the memory is matched to
 FEWEST_STEPS = 10  # between two clusterings: with fewer, the features have hardly moved
+LARGEST_MEMORY = 2**27  # numbers in the memory of prototypes: 512 MiB
 MATCHED, CLUSTERED = "matched classes", "clusters"  # names of the images that it wants
 
 
@@ -115,6 +116,11 @@ class DCC(Method):
         self._found: Found | None = None  # kept only to save time: it follows from the buffers
 
     def phases(self) -> tuple[Phase]:
+        if self.memory.numel() > LARGEST_MEMORY:
+            raise UserError(
+                f"--clusters-per-class {self.options.clusters_per_class} with --bottleneck {self.options.bottleneck} "
+                f"needs {self.memory.numel() * 4 / 2**30:.1f} GiB for prototypes: lower one of them"
+            )
         steps, warm_up = self.problem.steps, self.options.warm_up
         every = self.options.cluster_every or max(FEWEST_STEPS, round(steps * 200 / 3000))
         last = (steps - 1) // every * every

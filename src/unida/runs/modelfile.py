@@ -106,6 +106,8 @@ def _read_info(raw: dict[str, Any]) -> ModelInfo:
         raise ValueError(f"there is no method {info.method!r}")
     if info.resize not in get_args(ResizeMode) or not 0 < info.crop <= info.image_size:
         raise ValueError("its images cannot be made")
+    if not all(isinstance(number, float) for number in (*info.mean, *info.std)):
+        raise ValueError("its normalisation is no list of numbers")
     if not info.classes or not all(isinstance(name, str) for name in info.classes):
         raise ValueError("its classes are no names")
     return info

@@ -4,26 +4,40 @@ import contextlib
 import csv
 import io
 import os
-from collections.abc import Iterable
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write aside, then rename: a reader, or a kill at any moment, never meets half a file.
+@contextmanager
+def written_aside(path: Path, shared: bool = False) -> Iterator[Path]:
+    """Write to the path that this yields; it then takes the place of `path` at one stroke.
 
-    File names in the text may be no UTF-8: they are bytes, and are written as they are.
+    A reader, or a kill at any moment, never meets half a file.
+
+    Args:
+        shared: several processes may write the file at the same time; the last one wins.
     """
-    aside = path.with_name(path.name + ".tmp")
+    aside = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp" if shared else f"{path.name}.tmp")
     try:
-        with aside.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())  # or a power cut could leave the new name with no content behind it
+        yield aside
+        descriptor = os.open(aside, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)  # or a power cut could leave the new name with no content behind it
+        finally:
+            os.close(descriptor)
         os.replace(aside, path)
-    except OSError:
+    except BaseException:
         with contextlib.suppress(OSError):
             aside.unlink()
         raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """File names in the text may be no UTF-8: they are bytes, and are written as they are."""
+    with written_aside(path) as aside:
+        aside.write_text(text, newline="", encoding="utf-8", errors="surrogateescape")
 
 
 def write_csv(path: Path, rows: Iterable[Iterable[str]]) -> None:

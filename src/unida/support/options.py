@@ -34,12 +34,16 @@ def check_numbers(
     """Refuse a number outside its range, by the option's name. None passes: it means a default."""
     for name in names:
         number = getattr(options, name)
-        if number is None or (math.isfinite(number) and least <= number <= most and above < number < below):
+        if number is None or (_is_finite(number) and least <= number <= most and above < number < below):
             continue
-        finite = "" if math.isfinite(number) else "finite and "
+        finite = "" if _is_finite(number) else "finite and "
         limits = [("at least", least), ("above", above), ("at most", most), ("below", below)]
         shown = [f"{word} {_plain(limit)}" for word, limit in limits if _is_worth_telling(limit, number)]
         raise UserError(f"{flag(name)} is {number}: it must be {finite}{' and '.join(shown)}")
+
+
+def _is_finite(number: float) -> bool:
+    return isinstance(number, int) or math.isfinite(number)  # an integer may be too large for a float
 
 
 def _is_worth_telling(limit: float, number: float) -> bool:

@@ -4,7 +4,6 @@ The header holds a digest of all names, numbers and notes. It is computed when t
 file is read: `benchmarks/digests.py` measures what that costs.
 """
 
-import contextlib
 import errno
 import hashlib
 import json
@@ -18,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from unida.errors import UserError
+from unida.support.files import written_aside
 
 HEADER = "unida"  # the one entry of the file's header: of several, safetensors would change the order at will
 DIGEST = "digest"
@@ -26,19 +26,11 @@ DIGEST = "digest"
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, str]) -> None:
     """Save tensors so that `path` holds, at any moment, either what it held or all of the new."""
     on_host = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    aside = path.with_name(path.name + ".tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(on_host, aside, {HEADER: json.dumps({DIGEST: digest_of(on_host, notes), **notes})})
-        descriptor = os.open(aside, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        os.replace(aside, path)
+        with written_aside(path) as aside:
+            save_file(on_host, aside, {HEADER: json.dumps({DIGEST: digest_of(on_host, notes), **notes})})
     except (OSError, SafetensorError) as error:
-        with contextlib.suppress(OSError):
-            aside.unlink()
         raise UserError(
             f"{path} cannot be written ({_reason(error)}): make room, then continue with --resume"
         ) from error

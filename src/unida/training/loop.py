@@ -151,7 +151,7 @@ class Training:
         training, optimiser = self.config.training, self.optimisers[turn.name]
         purpose = "step" if turn is self.phase.turns[0] else f"step {turn.name}"  # dropout and the like
         torch.manual_seed(torch_seed(training.seed, purpose, step, self.fabric.global_rank))
-        losses: Losses = self.wrapped(turn, *batch, step)
+        losses: Losses = self.wrapped(turn.losses, *batch, step)
         self.fabric.backward(torch.stack(list(losses.values())).sum())
         # Reading a loss waits for the device. On one CPU that costs nothing; elsewhere only the logged steps are read.
         alone_on_cpu = self.fabric.device.type == "cpu" and self.fabric.world_size == 1

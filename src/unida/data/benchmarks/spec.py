@@ -5,7 +5,6 @@ In each file a row of `classes` is a class name followed by its number of images
 that order, or into the ASCII order of the names where it says `"order": "ascii"`, or plain lists of names.
 """
 
-import difflib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any, Literal
 
 from unida.data.settings import LabelSets
 from unida.errors import UserError
+from unida.support.suggest import did_you_mean
 
 Role = Literal["source", "target"]
 Part = Literal["adapt", "evaluate"]
@@ -133,7 +133,7 @@ class Benchmark:
                 return domain
         known = ", ".join(f"{domain.name} ({domain.letter})" for domain in self.domains)
         spellings = {text: d.name for d in self.domains for text in (d.name, *d.aliases)}
-        raise UserError(f"{self.title} has no domain '{name}'{_meant(name, spellings)}: it has {known}")
+        raise UserError(f"{self.title} has no domain {name!r}{did_you_mean(name, spellings)}; it has {known}")
 
     def domain(self, name: str) -> str:
         """The canonical name of a domain from any accepted spelling or short letter."""
@@ -186,14 +186,7 @@ def load_benchmark(name: str) -> Benchmark:
     for text, key in spellings.items():
         if spelling_key(text) == spelling_key(name):
             return _build(key)
-    raise UserError(f"no benchmark '{name}'{_meant(name, spellings)}: there are {', '.join(available())}")
-
-
-def _meant(name: str, spellings: dict[str, str]) -> str:
-    """' (did you mean X?)' when some spelling comes close, else ''."""
-    by_key = {spelling_key(text): canonical for text, canonical in spellings.items()}
-    close = difflib.get_close_matches(spelling_key(name), list(by_key), n=1)
-    return f" (did you mean {by_key[close[0]]}?)" if close else ""
+    raise UserError(f"no benchmark {name!r}{did_you_mean(name, spellings)}; there are {', '.join(available())}")
 
 
 @cache
