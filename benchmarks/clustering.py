@@ -27,7 +27,8 @@ from sklearn.cluster import KMeans
 from sklearn.metrics import silhouette_score
 from torch import Tensor
 
-from unida.clustering import centred, falls, lloyd, search_number_of_clusters, seedings, source_centres
+from unida.clustering.consensus import falls, search_number_of_clusters, source_centres
+from unida.clustering.kmeans import centred, lloyd, seedings
 from unida.config import config_from_options
 from unida.data.augment import Preprocess
 from unida.data.domains import open_domains

@@ -24,12 +24,14 @@ from lightning_fabric import Fabric
 from PIL import Image
 from torchvision import transforms
 
-from unida.config import Config, config_from_options
+from unida.config import Config, complete, config_from_options
 from unida.data.augment import Preprocess
 from unida.data.domains import Source, Target
 from unida.data.folders import scan
 from unida.data.glyphs import CLASSES, draw
 from unida.data.pixels import Pixels, open_pixels
+from unida.features.inputs import PixelInputs
+from unida.methods.base import Problem, SourceBatch, TargetBatch
 from unida.methods.ovanet import OVANet, OVANetOptions
 from unida.models.backbone import create_backbone
 from unida.support.memory import keep_freed_memory
@@ -161,24 +163,28 @@ def decoded_epoch(pixels: Pixels) -> None:
 def share_of_a_step(pixels: Pixels, steps: int) -> list[Measure]:
     """OVANet at its defaults: 36 + 36 images of 224 pixels, drawn, cropped, mirrored, normalised, then learnt from."""
     fabric = Fabric(accelerator="auto", devices=1)
-    config: Config = config_from_options({"steps": steps + 1, "batch_size": BATCH})
+    on_gpu = fabric.device.type != "cpu"
+    config: Config = complete(config_from_options({"steps": steps + 1, "batch_size": BATCH}), on_gpu)
     classes = tuple(CLASSES[:10])
     source = Source(pixels, np.arange(len(pixels)) % len(classes), classes)
-    method = OVANet(create_backbone(BACKBONE, "none"), len(classes), OVANetOptions())
+    problem = Problem(len(classes), len(pixels), len(pixels), steps + 1)
+    method = OVANet(create_backbone(BACKBONE, "none"), problem, OVANetOptions())
     method.to(fabric.device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
-    optimiser = build_optimiser(method, config.training)
-    preprocess = Preprocess(CROP, method.backbone.mean, method.backbone.std, fabric.device)
-    stream = BatchStream(source, Target(pixels), preprocess, config, fabric)
+    (phase,) = method.phases()
+    (turn,) = phase.turns
+    optimiser = build_optimiser(turn, config.training)
+    inputs = PixelInputs(CROP, method.backbone.mean, method.backbone.std, fabric.device)
+    stream = BatchStream(source, Target(pixels), inputs, config, fabric, method.recipes)
 
-    def learn(step: int, *batches: object) -> None:
-        set_learning_rate(optimiser, step, steps + 1)
-        torch.stack(list(method(*batches, step).values())).sum().backward()
+    def learn(step: int, source: SourceBatch, target: TargetBatch) -> None:
+        set_learning_rate(optimiser, step, steps + 1, turn.decay)
+        torch.stack(list(turn.losses(source, target, step).values())).sum().backward()
         optimiser.step()
         optimiser.zero_grad()
 
     drawing, learning = [], []
     for step in range(steps + 1):
-        seconds, batches = timed(lambda s=step: stream.batch(s), fabric.device)
+        seconds, batches = timed(lambda s=step: stream.batch(s, phase), fabric.device)
         drawing.append(seconds)
         learning.append(timed(lambda s=step, b=batches: learn(s, *b), fabric.device)[0])
     shares = [d / (d + n) for d, n in zip(drawing[1:], learning[1:], strict=True)]

@@ -10,7 +10,6 @@ OVANet+SPA (`best --spa.pretext on`) with `--train all`, 36 + 36 images of 224 p
 import argparse
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -19,15 +18,16 @@ import torch
 from common import Measure, report, timed
 from PIL import Image
 
-from unida.config import config_from_options
+from unida.config import complete, config_from_options
 from unida.data.augment import Preprocess
 from unida.data.folders import scan
 from unida.data.glyphs import write_glyphs
 from unida.data.pixels import open_pixels
-from unida.methods.base import SourceBatch, TargetBatch
-from unida.methods.spa.options import resolve
-from unida.recipes.mosaic import InstanceCount, assemble
-from unida.runs.modelfile import build_method
+from unida.methods.base import Problem, SourceBatch, TargetBatch
+from unida.methods.build import build_method
+from unida.models.backbone import create_backbone
+from unida.recipes.base import Made
+from unida.recipes.mosaic import Mosaic, assemble
 from unida.support.memory import keep_freed_memory
 from unida.training.optim import build_optimiser
 
@@ -52,7 +52,7 @@ def main() -> None:
         views = preprocess.training_view(pixels, index, draw, slice(0, None))
     if options.sheet is not None:
         write_sheet(views[:BATCH], options.sheet)
-    making = [timed(lambda: [InstanceCount().make(v, draw) for v in views.split(BATCH)])[0] for _ in range(6)][1:]
+    making = [timed(lambda: [mosaics_of(v, draw) for v in views.split(BATCH)])[0] for _ in range(6)][1:]
     stepping = [timed(step)[0] for step in training_steps(options.backbone, views, options.steps + 1)][1:]
     mosaics, whole = median(making), median(stepping)
     report(
@@ -71,25 +71,29 @@ def drawn_pictures(folder: Path) -> Path:
     return write_glyphs(folder, **kinds, size=256, per_class=6, seed=0).source
 
 
+def mosaics_of(images: torch.Tensor, draw: np.random.Generator) -> Made:
+    """As many as there are images."""
+    return Mosaic().make_of_several(images, np.arange(len(images)), draw, len(images))
+
+
 def training_steps(backbone: str, views: torch.Tensor, count: int) -> list[Callable[[], None]]:
     """Whole steps, all turns, on mosaics that are there already."""
-    config = config_from_options(
-        {"backbone": backbone, "weights": "none", "train": "all", "spa": True, "spa_pretext": "on"}
-    )
-    config = replace(config, spa=resolve(config.spa))
-    method = build_method(config, CLASSES).train()
-    optimisers = {turn: build_optimiser(method, config.training, turn) for turn in method.turns}
+    config = complete(config_from_options({"train": "all", "spa": True, "spa_pretext": "on"}), has_gpu=False)
+    problem = Problem(CLASSES, BATCH, BATCH, count)
+    method = build_method("ovanet", create_backbone(backbone, "none"), problem, config.method, config.spa).train()
+    (phase,) = method.phases()
+    optimisers = [(turn, build_optimiser(turn, config.training)) for turn in phase.turns]
     draw = np.random.default_rng(1)
     one, other = views.split(BATCH)
     labels, indices = torch.arange(BATCH) % CLASSES, torch.arange(BATCH)
     batch = (
-        SourceBatch(one, labels, indices, InstanceCount().make(one, draw)),
-        TargetBatch(other, indices, InstanceCount().make(other, draw)),
+        SourceBatch(one, labels, indices, {"pretext": mosaics_of(one, draw)}),
+        TargetBatch(other, indices, {"pretext": mosaics_of(other, draw)}),
     )
 
     def step() -> None:
-        for turn, optimiser in optimisers.items():
-            torch.stack(list(method(*batch, 0, turn).values())).sum().backward()
+        for turn, optimiser in optimisers:
+            torch.stack(list(turn.losses(*batch, 0).values())).sum().backward()
             optimiser.step()
             method.zero_grad(set_to_none=True)
 
@@ -98,12 +102,12 @@ def training_steps(backbone: str, views: torch.Tensor, count: int) -> list[Calla
 
 def write_sheet(images: torch.Tensor, path: Path, per_row: int = 6) -> None:
     """A row of mosaics for each number of images, 1 to 4."""
-    task, draw = InstanceCount(), np.random.default_rng(2)
-    layout = task.draw_layout(400, np.arange(len(images)), draw)
+    recipe, draw = Mosaic(), np.random.default_rng(2)
+    layout = recipe.draw_layout(400, np.arange(len(images)), draw)
     rows = []
-    for count in range(1, task.cells + 1):
+    for count in range(1, recipe.cells + 1):
         chosen = np.flatnonzero(layout.instances == count)[:per_row]
-        mosaics = assemble(images, type(layout)(*(values[chosen] for values in layout)), task.grid)
+        mosaics = assemble(images, type(layout)(*(values[chosen] for values in layout)), recipe.grid)
         shown = ((mosaics * 0.5 + 0.5).clamp(0, 1) * 255).byte().permute(0, 2, 3, 1).numpy()
         rows.append(np.concatenate([np.pad(m, ((4, 4), (4, 4), (0, 0)), constant_values=255) for m in shown], axis=1))
     sheet = Image.fromarray(np.concatenate(rows))

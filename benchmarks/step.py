@@ -30,11 +30,13 @@ from lightning_fabric import Fabric
 from PIL import Image
 from torchvision.transforms import functional as pictures
 
-from unida.config import config_from_options
-from unida.data.augment import Preprocess, random_views
+from unida.config import complete, config_from_options
+from unida.data.augment import random_views
 from unida.data.domains import Source, Target
 from unida.data.folders import scan
 from unida.data.pixels import open_pixels
+from unida.features.inputs import PixelInputs
+from unida.methods.base import Problem
 from unida.methods.ovanet import OVANet, OVANetOptions
 from unida.models.backbone import create_backbone
 from unida.support.memory import keep_freed_memory
@@ -86,7 +88,7 @@ def main() -> None:
         raise SystemExit("the two sides do not compute the same")
 
 
-def prepare(options: argparse.Namespace) -> tuple[OVANet, BatchStream, Fabric]:
+def prepare(options: argparse.Namespace) -> tuple[OVANet, BatchStream]:
     fabric = Fabric(accelerator="cpu", devices=1)
     config = config_from_options({"steps": options.steps, "batch_size": BATCH})
     files = scan(options.images)[0]
@@ -94,27 +96,31 @@ def prepare(options: argparse.Namespace) -> tuple[OVANet, BatchStream, Fabric]:
     names = tuple(f"class {i}" for i in range(CLASSES))
     source = Source(pixels, np.arange(len(pixels)) % CLASSES, names)
     torch.manual_seed(torch_seed(0, "backbone"))
-    method = OVANet(create_backbone(BACKBONE), CLASSES, OVANetOptions()).train()
-    preprocess = Preprocess(CROP, method.backbone.mean, method.backbone.std, fabric.device)
-    return method, BatchStream(source, Target(pixels), preprocess, config, fabric), fabric
+    problem = Problem(CLASSES, len(pixels), len(pixels), options.steps)
+    method = OVANet(create_backbone(BACKBONE), problem, OVANetOptions()).train()
+    inputs = PixelInputs(CROP, method.backbone.mean, method.backbone.std, fabric.device)
+    return method, BatchStream(source, Target(pixels), inputs, config, fabric, method.recipes)
 
 
 def our_steps(options: argparse.Namespace) -> dict[str, Any]:
     keep_freed_memory()
-    method, stream, _ = prepare(options)
+    method, stream = prepare(options)
     method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if options.side == "compiled":
         method.backbone.compile()
-    training = config_from_options({"steps": options.steps, "lr": LR}).training
-    optimiser = build_optimiser(method, training)
+    (phase,) = method.phases()
+    (turn,) = phase.turns
+    training = complete(config_from_options({"steps": options.steps, "lr": LR}), has_gpu=False).training
+    assert training.backbone_lr == BACKBONE_LR
+    optimiser = build_optimiser(turn, training)
     times: dict[str, list[float]] = {"seconds": [], "drawing": [], "backward": [], "optimiser": []}
     losses = []
     for step in range(options.steps):
         clock = [time.perf_counter()]
-        set_learning_rate(optimiser, step, options.steps)
-        source, target = stream.batch(step)
+        set_learning_rate(optimiser, step, options.steps, turn.decay)
+        source, target = stream.batch(step, phase)
         clock.append(time.perf_counter())
-        values = method(source, target, step)
+        values = turn.losses(source, target, step)
         total = torch.stack(list(values.values())).sum()
         clock.append(time.perf_counter())
         total.backward()
@@ -132,7 +138,7 @@ def our_steps(options: argparse.Namespace) -> dict[str, Any]:
 
 def plain_steps(options: argparse.Namespace) -> dict[str, Any]:
     """The same step written out as reference code writes it."""
-    method, stream, _ = prepare(options)
+    method, stream = prepare(options)
     backbone, closed, one_vs_all = method.backbone, method.closed, method.one_vs_all
     groups = [{"params": [p], "lr": BACKBONE_LR, "first": BACKBONE_LR} for p in backbone.parameters()]
     heads = [{"params": [p], "lr": LR, "first": LR} for p in (*closed.parameters(), *one_vs_all.parameters())]
@@ -143,7 +149,7 @@ def plain_steps(options: argparse.Namespace) -> dict[str, Any]:
         start = time.perf_counter()
         for group in (*optimiser_g.param_groups, *optimiser_c.param_groups):
             group["lr"] = group["first"] * inverse_decay(step, options.steps)
-        source_index, target_index = stream.source_sampler.batch(step), stream.target_sampler.batch(step)
+        source_index, target_index = stream.source_samplers["balanced"].batch(step), stream.target_sampler.batch(step)
         source = plain_batch(stream, stream.source, source_index, "source view", step)
         target = plain_batch(stream, stream.target, target_index, "target view", step)
         labels = torch.from_numpy(stream.source.labels[source_index])

@@ -18,11 +18,12 @@ from functools import cache
 from pathlib import Path
 
 from office31_tables import NAMES, PAIRS, markdown
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from unida.data.benchmarks import domain_files, load_benchmark
 from unida.data.folders import scan_listed
 from unida.errors import UserError
+from unida.support.tensorfile import read_notes
 
 FOLDER = re.compile(r"([ADW])([ADW])-(unida|osda)-(dcc.*)-(\d+)")  # as office31.py names them
 MOST_FREQUENT = 3  # failures that are told for each method
@@ -160,7 +161,8 @@ def run_of(folder: Path) -> tuple[str, str, str, int]:
 def read(folder: Path, root: Path) -> Clustering:
     """The last clustering of a run, beside the truth."""
     setting, pair, method, seed = run_of(folder)
-    classes, class_of_cluster, assignment = read_model(folder / "checkpoint" / "model.safetensors")
+    classes: list[str] = json.loads(read_notes(folder / "checkpoint" / "model.safetensors")["model"])["classes"]
+    class_of_cluster, assignment = read_clusters(folder / "checkpoint" / "resume.safetensors")
     truth = true_classes(root, pair[-1], setting)
     if len(truth) != len(assignment):
         raise UserError(
@@ -175,14 +177,19 @@ def read(folder: Path, root: Path) -> Clustering:
     return Clustering(setting, pair, method, seed, clusters, frozenset(classes))
 
 
-def read_model(path: Path) -> tuple[list[str], list[int], list[int]]:
-    """Class names, the class that each cluster is matched to (below 0: none), the cluster of each target image."""
-    with safe_open(path, framework="np") as file:
-        classes: list[str] = json.loads(file.metadata()["unida"])["classes"]
-        names = {name.removeprefix("base."): name for name in file.keys()}  # noqa: SIM118 - no dict; base: under SPA
-        matched_class = file.get_tensor(names["matched_class"]).tolist()
-        assignment = file.get_tensor(names["assignment"]).tolist()
-    return classes, matched_class, assignment
+def read_clusters(path: Path) -> tuple[list[int], list[int]]:
+    """The class that each cluster is matched to (below 0: none), and the cluster of each target image.
+
+    They are in the run's last checkpoint: which image is in which cluster is needed for training, not for answers.
+    """
+    try:
+        with safe_open(path, framework="np") as file:
+            names = {name.split("/")[-1].removeprefix("method."): name for name in file.keys()}  # noqa: SIM118 - no dict
+            matched_class = file.get_tensor(names["matched_class"]).tolist()
+            assignment = file.get_tensor(names["assignment"]).tolist()
+    except (OSError, SafetensorError, KeyError) as error:
+        raise UserError(f"{path} does not hold the clusters of a run of DCC ({error}): run it again") from error
+    return matched_class, assignment
 
 
 @cache

@@ -3,9 +3,9 @@
     python examples/office31.py --root DIR --out runs/office31
     python examples/office31.py --root DIR --out runs/office31 --methods ovanet ovanet+spa --pairs A:D D:A
 
-A run that is finished is not run again, one that was killed goes on: call it again until the table is there. Two runs
-go side by side, one core each. The tables are written to OUT/results.md. OUT/results.csv has a line for every finished
-run in OUT, whatever this call was for (`office31_tables.py`, `readme_table.py` draw from it).
+A run that is finished is not run again, and one that was killed continues: call it again until the table is there. Two
+runs work side by side, one core each. The tables are written to OUT/results.md. OUT/results.csv has a line for every
+finished run in OUT, whatever this call was for (`office31_tables.py`, `readme_table.py` draw from it).
 """
 
 import argparse
@@ -33,8 +33,8 @@ METHODS = {  # a row of the table: options of `unida adapt`
     "ovanet+spa": SPA,
     "dcc": "--method dcc",
     "dcc+spa": "--method dcc --spa",
-    "dcc, faithful": "--method dcc --faithful",
-    "dcc, faithful, 10 unused logits": "--method dcc --faithful --unused-logits 10",  # OSDA, as released
+    "dcc, faithful": "--method dcc --repeat-classes",
+    "dcc, faithful, 10 unused logits": "--method dcc --repeat-classes --unused-logits 10",  # OSDA, as released
     "ovanet+spa, null": f"{SPA} --spa.entropy off",  # the words in the feature, and no loss of SPA
     "ovanet+spa, words and pretext": f"{SPA} --spa.entropy off --spa.pretext on",
     "ovanet+spa, all": f"{SPA} --spa.pretext on",

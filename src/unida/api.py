@@ -1,6 +1,5 @@
 """The three-line API: `adapt` makes a run, `load` opens one, `Run` answers."""
 
-import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -22,6 +21,7 @@ from unida.methods.base import Method
 from unida.runs.folder import is_finished, refuse_folder
 from unida.runs.modelfile import ModelInfo, load_model
 from unida.runs.pipeline import evaluate_method, execute
+from unida.runs.summary import read_metrics
 from unida.support.memory import keep_freed_memory
 from unida.support.processes import open_fabric_for_answers
 
@@ -69,13 +69,7 @@ class Run:
     @property
     def metrics(self) -> dict[str, float | None] | None:
         """The last step's metrics as fractions, or None if the target had no labels."""
-        path = self.folder / "metrics.json"
-        try:
-            content = json.loads(path.read_bytes())
-            metrics: dict[str, float | None] | None = content.get("last_step")
-        except (OSError, ValueError, AttributeError) as error:
-            raise UserError(f"{path} is damaged: measure again with unida evaluate {self.folder}") from error
-        return metrics
+        return read_metrics(self.folder)
 
     @property
     def classes(self) -> tuple[str, ...]:

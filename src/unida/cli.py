@@ -17,10 +17,9 @@ from typing import Annotated, Any, TypeVar
 import tyro
 
 from unida import __version__
-from unida.errors import UserError
+from unida.errors import UserError, printable
 from unida.support.options import flag
 from unida.support.suggest import did_you_mean
-from unida.support.text import printable
 
 OVERVIEW = """\
 unida: universal domain adaptation of image classifiers

@@ -1,14 +1,23 @@
-"""The one exception that means "the user can mend this"."""
+"""The one exception that means "the user can fix this", and names as a message can show them."""
 
-from unida.support.text import printable
+
+def printable(text: str) -> str:
+    """The text with every character that has no picture escaped: a line break becomes the two characters ``\\n``.
+
+    Files may be called anything. So a name stays on one line, and cannot steer the terminal or turn the order of the
+    letters around it.
+    """
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 class UserError(Exception):
     """A mistake in the input, not in the program.
 
-    The message is one line: it names the culprit (file, class or option) and the way out.
-    The command line prints it without a traceback and exits with code 2.
+    The message is one line: it names the file, class or option that is wrong, and what to do. The command line prints
+    it without a traceback and exits with code 2.
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(printable(message))  # a name in it may hold a line break
+        super().__init__(printable(message))

@@ -42,7 +42,7 @@ def test_spellings_of_benchmarks(spelling: str, name: str) -> None:
 def test_an_unknown_benchmark_gets_a_suggestion() -> None:
     with pytest.raises(UserError, match=r"'ofice31' \(did you mean 'office31'\?\); there are domainnet, office-home"):
         load_benchmark("ofice31")
-    with pytest.raises(UserError, match="no benchmark 'mnist': there are"):
+    with pytest.raises(UserError, match="no benchmark 'mnist'; there are"):
         load_benchmark("mnist")
 
 

@@ -7,13 +7,14 @@ from pathlib import Path
 import dcc_clusters
 import numpy as np
 import pytest
+import torch
 from PIL import Image
-from safetensors.numpy import save_file
 from scripts import Script
 
 import unida
 from unida.data.benchmarks import load_benchmark
 from unida.data.domains import open_domains
+from unida.support.tensorfile import write_tensors
 
 OFFICE31 = load_benchmark("office31")
 SETS = OFFICE31.label_sets("unida")
@@ -50,14 +51,14 @@ def write_run(folder: Path, root: Path, prefix: str = "") -> None:
     for name in set(SETS.shared) - {"mug"}:
         matched[cluster_of[swapped.get(name, name)]] = source.index(name)
     matched[cluster_of["printer"]] = source.index("bookcase")
-    tensors = {f"{prefix}matched_class": matched, f"{prefix}assignment": np.array(assignment)}
-    (folder / "checkpoint").mkdir(parents=True)
-    metadata = {"unida": json.dumps({"classes": source})}
-    save_file(tensors, folder / "checkpoint" / "model.safetensors", metadata)
+    clusters = {"matched_class": torch.from_numpy(matched), "assignment": torch.tensor(assignment)}
+    checkpoint = {f"method/{prefix}{name}": tensor for name, tensor in clusters.items()}
+    write_tensors(folder / "checkpoint" / "resume.safetensors", checkpoint, {})
+    write_tensors(folder / "checkpoint" / "model.safetensors", {}, {"model": json.dumps({"classes": source})})
     (folder / "metrics.json").write_text("{}")
 
 
-@pytest.mark.parametrize(("method", "prefix"), [("dcc", ""), ("dcc+spa", "base.")])
+@pytest.mark.parametrize(("method", "prefix"), [("dcc", ""), ("dcc+spa", "method.")])
 def test_counts_on_clusters_made_by_hand(tmp_path: Path, root: Path, script: Script, method: str, prefix: str) -> None:
     runs = tmp_path / "runs"
     write_run(runs / f"AD-unida-{method}-0", root, prefix)
@@ -100,6 +101,15 @@ def test_another_copy_of_the_data_is_refused(tmp_path: Path, root: Path, script:
     answer = script(dcc_clusters, "--runs", tmp_path / "runs", "--root", root)
     assert answer.code == 2 and answer.err.count("\n") == 1
     assert answer.err.startswith("error: ") and "has clustered 63 images" in answer.err and "has 62" in answer.err
+
+
+def test_a_run_without_its_checkpoint_is_named(tmp_path: Path, root: Path, script: Script) -> None:
+    folder = tmp_path / "runs" / "AD-unida-dcc-0"
+    write_run(folder, root)
+    (folder / "checkpoint" / "resume.safetensors").unlink()
+    answer = script(dcc_clusters, "--runs", tmp_path / "runs", "--root", root)
+    assert answer.code == 2 and answer.err.count("\n") == 1
+    assert answer.err.startswith(f"error: {folder / 'checkpoint' / 'resume.safetensors'} does not hold the clusters")
 
 
 def test_a_folder_without_runs_of_dcc_is_named(tmp_path: Path, script: Script) -> None:

@@ -51,7 +51,7 @@ def test_an_interrupted_demo_says_how_to_continue(tmp_path: Path, cli: Any, monk
         raise Interrupted("interrupted at step 3, saved")
 
     monkeypatch.setattr(demo, "PER_CLASS", 1)
-    monkeypatch.setattr(demo, "adapt", interrupted)
+    monkeypatch.setattr(demo, "execute", interrupted)
     answer = cli(["demo", "--out", tmp_path / "demo"])
     assert answer.code == 130
     assert answer.err.splitlines()[-1] == (

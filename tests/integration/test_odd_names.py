@@ -18,10 +18,9 @@ import unida
 from unida.data.folders import Skipped
 from unida.data.sheet import contact_sheet, side_by_side
 from unida.data.show import show_answers
-from unida.errors import UserError
+from unida.errors import UserError, printable
 from unida.evaluation.predict import Prediction, Predictions
 from unida.runs.summary import write_skipped
-from unida.support.text import printable
 
 NOT_UTF8 = os.fsdecode(b"caf\xe9")  # Latin-1, from an old archive
 ODD_NAMES = [
@@ -151,17 +150,9 @@ def test_what_a_terminal_cannot_show_is_escaped(
     shutil.rmtree(work / "source" / NOT_UTF8)
     for i in range(2):
         picture(work / "source" / NOT_UTF8 / f"{i}.png", 10 + i)  # the smallest class: it is named
-    words = [
-        "--source",
-        "source",
-        "--target",
-        "target",
-        "--duplicates",
-        "keep",
-        *(w for it in tiny.items() for w in it),
-    ]
-    answer = shell(["check", *words], **environment)
-    assert (answer.code, answer.err) == (0, "")
+    options = {"--source": "source", "--target": "target", "--duplicates": "keep", **tiny}
+    answer = shell(["check", *words_of(options)], **environment)
+    assert answer.code == 0, answer.err
     assert r"from 2 (caf\udce9) to " in answer.out
     assert r"caf\udce9\n.png: not an image" in answer.out
     assert r"tree/caf\udce9.png" in answer.out  # as a copy of a picture of the source
@@ -239,35 +230,40 @@ def test_every_given_path_that_gives_no_picture_is_skipped_under_its_name(
     ]
 
 
-@pytest.mark.parametrize("both", [False, True], ids=["stdout", "both"])
-@pytest.mark.parametrize(
-    "words", [["data", "list"], ["adapt", "--help"], ["methods"], ["--help"], ["data", "verify", "office31", "."]]
-)
-def test_nobody_reads_the_output(tmp_path: Path, words: list[str], both: bool) -> None:
-    """`unida … | head`: quiet, with the exit code of a tool that the closed pipe ended."""
+def run_without_a_reader(words: list[str], folder: Path, *broken: str) -> "subprocess.CompletedProcess[bytes]":
+    """The command with the `broken` ones of stdout and stderr closed at their other end."""
     reader, writer = os.pipe()
     os.close(reader)
+    stdout, stderr = (writer if name in broken else subprocess.PIPE for name in ("stdout", "stderr"))
+    # Buffered, as for a user: then the pipe's end is only met when Python empties its buffers.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     try:
-        done = subprocess.run(
+        return subprocess.run(
             [sys.executable, "-m", "unida", *words],
-            stdout=writer,
-            stderr=writer if both else subprocess.PIPE,
-            cwd=tmp_path,
+            stdout=stdout,
+            stderr=stderr,
+            cwd=folder,
+            env=environment,
             timeout=300,
             check=False,
         )
     finally:
         os.close(writer)
+
+
+@pytest.mark.parametrize("broken", [("stdout",), ("stdout", "stderr")], ids=" and ".join)
+@pytest.mark.parametrize(
+    "words", [["data", "list"], ["adapt", "--help"], ["methods"], ["--help"], ["data", "verify", "office31", "."]]
+)
+def test_nobody_reads_the_output(tmp_path: Path, words: list[str], broken: tuple[str, ...]) -> None:
+    """`unida … | head`: quiet, with the exit code of a tool that the closed pipe ended."""
+    done = run_without_a_reader(words, tmp_path, *broken)
     assert done.returncode == 141
-    assert both or done.stderr == b""
+    assert not done.stderr
 
 
 def test_an_error_that_nobody_reads(tmp_path: Path) -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    with os.fdopen(writer):
-        words = [sys.executable, "-m", "unida", "no such command"]
-        done = subprocess.run(words, stdout=subprocess.PIPE, stderr=writer, cwd=tmp_path, timeout=300, check=False)
+    done = run_without_a_reader(["no such command"], tmp_path, "stderr")
     assert (done.returncode, done.stdout) == (141, b"")
 
 

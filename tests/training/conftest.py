@@ -28,7 +28,7 @@ def pixels(tmp_path_factory: pytest.TempPathFactory) -> Pixels:
 
 @pytest.fixture
 def start(pixels: Pixels, tmp_path: Path) -> StartRun:
-    """Build a `Training`: `start(kind=Tiny, folder="run", fabric=…, evaluate=…, **options)`."""
+    """Build a `Training`: `start(kind=Tiny, folder="run", wrap=…, evaluate=…, **options)`."""
 
     def start_run(
         kind: MakeMethod = Tiny,

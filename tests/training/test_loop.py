@@ -15,6 +15,7 @@ from torch import Tensor
 
 from unida.cli import main
 from unida.data.glyphs import write_glyphs
+from unida.errors import UserError
 from unida.methods import METHODS
 from unida.methods.base import Losses, Method, Phase, SourceBatch, TargetBatch, Turn
 from unida.methods.ovanet import OVANet
@@ -237,6 +238,14 @@ def test_a_signal_stops_after_the_step_and_the_rest_ends_as_if_nothing_had_been(
     found, expected = saved(rest).tensors, saved(whole).tensors  # momentum too
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
+def test_the_checkpoint_of_another_run_is_refused(start: StartRun) -> None:
+    first = start(steps=4)
+    first.run()
+    with pytest.raises(UserError, match=r"resume\.safetensors belongs to another run: put this run's own file back"):
+        start(steps=4, lr=0.5)
+    assert start(steps=4).done == 4
 
 
 def test_a_second_ctrl_c_stops_at_once(start: StartRun) -> None:

@@ -9,7 +9,7 @@ import torch
 from tiny_training import BALANCED, RECIPES, SHUFFLED, StartRun, Tiny, inputs_of, lines_of, make_config, stream_of
 from torch import Tensor
 
-from unida.data.domains import Source, Target
+from unida.data.domains import Source
 from unida.data.pixels import Pixels
 from unida.methods import METHODS
 from unida.methods.base import Losses, Phase, Problem, Round, SourceBatch, Sweep, TargetBatch, Turn, Want

@@ -8,8 +8,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont
 
 from unida.data.images import BadImage, read_rgb
-from unida.errors import UserError
-from unida.support.text import printable
+from unida.errors import UserError, printable
 
 _MARGIN = 12  # around the sheet
 _GAP = 6  # between thumbnails

@@ -7,8 +7,7 @@ from unida.data.benchmarks import available, domain_files, load_benchmark
 from unida.data.folders import class_of, scan
 from unida.data.settings import UNKNOWN
 from unida.data.sheet import contact_sheet, side_by_side
-from unida.errors import UserError
-from unida.support.text import printable
+from unida.errors import UserError, printable
 
 LONGEST_NAME = 60  # letters of a class's name that are shown
 MOST_ANSWERS = 40  # classes on a sheet of answers: a longer one is not looked at

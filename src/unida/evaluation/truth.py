@@ -12,8 +12,7 @@ from unida.data.folders import Skipped
 from unida.data.options import DataOptions
 from unida.data.pairs import benchmark_pair
 from unida.data.pixels import Pixels
-from unida.errors import UserError
-from unida.support.text import printable
+from unida.errors import UserError, printable
 
 log = logging.getLogger("unida")
 

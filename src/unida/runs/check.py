@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from unida.errors import printable
 from unida.analysis.auto_tap import choose_taps, has_open_tap, with_taps
 from unida.config import Config, complete, method_name
 from unida.data.domains import Source, Target, open_domains
@@ -15,7 +16,6 @@ from unida.runs.pipeline import Domains, refuse_single_images, refuse_uneven_bat
 from unida.runs.rehearsal import Rehearsal, rehearse
 from unida.support.memory import keep_freed_memory
 from unida.support.progress import duration
-from unida.support.text import printable
 from unida.training.devices import open_fabric
 
 GRAIN = 2  # grey levels that count as equal: on a plain ground, compression decides what is brighter

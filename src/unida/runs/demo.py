@@ -7,10 +7,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from unida.api import Run, adapt
+from unida.config import config_from_options
 from unida.data.glyphs import write_glyphs
 from unida.data.show import show_folders
-from unida.runs.summary import percent
+from unida.runs.pipeline import execute
+from unida.runs.summary import percent, read_metrics
 from unida.support.progress import progress
 from unida.training.logging import logging_to
 
@@ -57,33 +58,34 @@ def run_demo(out: Path, steps: int, seed: int) -> None:
         runs = {name: _run(name, folders.source, folders.target, out, steps, seed) for name in METHODS_SHOWN}
     _print_table(runs)
     print(f"\npictures: {sheet}")
-    for name, run in runs.items():
-        print(f"{name}: {run.folder} (predictions.csv, metrics.json, config.yaml, checkpoint/, TensorBoard events)")
-    print(f"\nnext: unida predict {run.folder} {folders.target} --csv answers.csv")
+    for name, folder in runs.items():
+        print(f"{name}: {folder} (predictions.csv, metrics.json, config.yaml, checkpoint/, TensorBoard events)")
+    print(f"\nnext: unida predict {folder} {folders.target} --csv answers.csv")
 
 
-def _run(name: str, source: Path, target: Path, out: Path, steps: int, seed: int) -> Run:
-    return adapt(
-        source=source,
-        target=target,
-        out=out / name,
+def _run(name: str, source: Path, target: Path, out: Path, steps: int, seed: int) -> Path:
+    options = {
+        "source": source,
+        "target": target,
+        "out": out / name,
         **METHODS_SHOWN[name],
-        target_labels=True,  # the pictures were drawn, so their classes are known: for evaluation
-        image_size=96,
-        crop=80,
-        batch_size=24,
-        steps=steps,
-        seed=seed,
-        cache=out / "cache",
-        resume=True,  # a second `make demo` finds the first one's runs finished
-    )
+        "target_labels": True,  # the pictures were drawn, so their classes are known: for evaluation
+        "image_size": 96,
+        "crop": 80,
+        "batch_size": 24,
+        "steps": steps,
+        "seed": seed,
+        "cache": out / "cache",
+        "resume": True,  # a second `make demo` finds the first one's runs finished
+    }
+    return execute(config_from_options(options))
 
 
-def _print_table(runs: dict[str, Run]) -> None:
+def _print_table(runs: dict[str, Path]) -> None:
     table = Table(title="target images, in per cent")
     for heading in ("method", "HOS", "known", "unknown", "AUROC"):
         table.add_column(heading, justify="left" if heading == "method" else "right")
-    for name, run in runs.items():
-        metrics = run.metrics or {}
+    for name, folder in runs.items():
+        metrics = read_metrics(folder) or {}
         table.add_row(name, *(percent(metrics.get(key)) for key in ("hos", "known", "unknown", "auroc")))
     Console().print(table)

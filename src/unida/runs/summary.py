@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from unida.errors import UserError, printable
 from unida.answering.alone import Answers
 from unida.config import Config, method_name
 from unida.data.domains import Source, Target
@@ -14,7 +15,6 @@ from unida.data.folders import Skipped
 from unida.evaluation.metrics import METRIC_NOTES, OpenSetResult
 from unida.support.files import write_csv, write_text
 from unida.support.progress import duration
-from unida.support.text import printable
 from unida.training.logging import read_lines
 
 log = logging.getLogger("unida")
@@ -97,6 +97,16 @@ def write_metrics(
     if measures:
         content["measures"] = dict(measures)
     write_text(folder / "metrics.json", json.dumps(content, indent=2) + "\n")
+
+
+def read_metrics(folder: Path) -> dict[str, float | None] | None:
+    """The last step's metrics of a finished run, or None if the target had no labels."""
+    path = folder / "metrics.json"
+    try:
+        metrics: dict[str, float | None] | None = json.loads(path.read_bytes()).get("last_step")
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(f"{path} is damaged: measure again with unida evaluate {folder}") from error
+    return metrics
 
 
 def oracle_best(folder: Path, last: OpenSetResult, config: Config) -> dict[str, Any]:

@@ -21,58 +21,58 @@ Switch = Literal["on", "off"]
 @dataclass(frozen=True)
 class SPAOptions:
     spa: bool = False
-    """Subsidiary Prototype Alignment on top of the method."""
+    """Add Subsidiary Prototype Alignment to the method."""
     spa_preset: Annotated[Literal["best", "paper"], _named("preset", "best|paper", "(default: best)")] = "best"
-    """best: what was measured to help (docs/spa.md); paper: as printed. Other --spa options change single choices."""
+    """best: what was measured to help (docs/spa.md); paper: as printed. Other --spa options change one choice each."""
     spa_words: Annotated[Switch | None, _named("words", "on|off")] = None
-    """The word histogram is part of the feature that the method's heads see."""
+    """Put the word histogram into the feature that the method's heads see."""
     spa_pretext: Annotated[Switch | None, _named("pretext", "on|off")] = None
-    """The pretext task: how many images is a mosaic made of?"""
+    """Train the pretext task: how many images is a mosaic made of?"""
     spa_entropy: Annotated[Switch | None, _named("entropy", "on|off")] = None
-    """The entropy of the words at each location is made small."""
+    """Make the entropy of the words at each location small."""
     spa_place: Annotated[Literal["instead", "beside"] | None, _named("place", "instead|beside")] = None
-    """Where the histogram stands in the feature: instead of the pooled vector, or beside it."""
+    """Put the histogram in the feature instead of the pooled vector, or beside it."""
     spa_scale: Annotated[
         Literal["raw", "count", "root", "unit", "batchnorm"] | None, _named("scale", "raw|count|root|unit|batchnorm")
     ] = None
-    """The histogram for the heads: as it is; times the number of words; its root, a quarter as long as the pooled
-    feature; of length 20; ReLU of its BatchNorm."""
+    """Scale the histogram for the heads. raw: as it is; count: times the number of words; root: its square root, a
+    quarter as long as the pooled feature; unit: to length 20; batchnorm: ReLU of its BatchNorm."""
     spa_vocabulary: Annotated[int | None, _named("vocabulary", "K")] = None
     """Number of words."""
     spa_tap: Annotated[str | None, _named("tap", "NAME", "(default: the last)")] = None
-    """Where in the backbone the words are read. auto: as --tap auto, behind what is frozen."""
+    """Tap of the backbone where words are read. auto: chosen as --tap auto is, behind what is frozen."""
     spa_similarity: Annotated[Literal["dot", "cosine"] | None, _named("similarity", "dot|cosine")] = None
-    """Of a location's feature with a word."""
+    """Compare a location's feature with a word by dot product or cosine."""
     spa_temperature: Annotated[float | None, _named("temperature", "FLOAT")] = None
-    """Of the softmax over words."""
+    """Temperature of the softmax over words."""
     spa_init: Annotated[Literal["random", "kmeans"] | None, _named("init", "random|kmeans")] = None
-    """Words at the start: random, or k-means centres of the features of both domains."""
+    """Start with random words, or with k-means centres of the features of both domains."""
     spa_learn: Annotated[Switch | None, _named("learn", "on|off")] = None
-    """Words are updated by the pretext and entropy losses; off: they stay as they started."""
+    """Let the pretext and entropy losses update the words; off: words stay as they started."""
     spa_goal_words: Annotated[Switch | None, _named("goal-words", "on|off")] = None
-    """The method's own losses update the words too (the paper: they do not)."""
+    """Let the method's own losses update the words too (the paper does not)."""
     spa_updates: Annotated[Literal["turns", "joint"] | None, _named("updates", "turns|joint")] = None
-    """Goal and pretext losses in turns with an optimiser each, or all in one update."""
+    """Update by goal and pretext losses in turns, with an optimiser each, or in one update."""
     spa_anchored: Annotated[Switch | None, _named("anchored", "on|off")] = None
-    """The entropy loss draws each location to the word that the pretrained network gives it, not to any word."""
+    """Let the entropy loss pull each location to the word that the pretrained network gives it, not to any word."""
     spa_entropy_of: Annotated[Literal["both", "target"] | None, _named("entropy-of", "both|target")] = None
-    """Whose images the entropy loss is of: both domains', or the target's, which have no labels to hold them."""
+    """Apply the entropy loss to images of both domains, or of the target only, which has no labels."""
     spa_entropy_weight: Annotated[float | None, _named("entropy-weight", "FLOAT")] = None
     """Weight of the entropy loss."""
     spa_gap: Annotated[Switch | None, _named("gap", "on|off")] = None
-    """The entropy loss counts the less, the more alike the two domains' use of words is before training."""
+    """Scale the entropy loss by how differently the domains use words before training."""
     spa_pretext_weight: Annotated[float | None, _named("pretext-weight", "FLOAT")] = None
     """Weight of the pretext loss."""
     spa_grid: Annotated[int | None, _named("grid", "N")] = None
-    """Mosaics have N × N cells."""
+    """Make mosaics of N × N cells."""
     spa_bins: Annotated[str | None, _named("bins", "LIST", "(for instance 1,2-3,4, or auto; default: none merged)")] = (
         None
     )
-    """Numbers of images that count as one pretext class; auto merges those whose histogram entropies overlap."""
+    """Count these numbers of images as one pretext class; auto merges those whose histogram entropies overlap."""
     spa_pool: Annotated[int | None, _named("pool", "N")] = None
-    """Mosaics of each domain that --train tail and head make in advance."""
+    """Mosaics of each domain that --train tail and head make and keep."""
     spa_statistics: Annotated[Literal["mixed", "images"] | None, _named("statistics", "mixed|images")] = None
-    """What BatchNorm's kept statistics are of: images and mosaics, or images alone."""
+    """Collect BatchNorm's statistics from images and mosaics, or from images alone."""
 
 
 # Everything as printed; what the paper leaves open as its cost table and text together allow (docs/spa.md).
