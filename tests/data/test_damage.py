@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from tiny_pixels import make_images, open_in
 
-from unida.data import pixels as pixels_module
+from unida.cli import main
+from unida.data import packs
 from unida.data.domains import open_domains
 from unida.data.folders import ImageFile, scan, scan_listed
+from unida.data.glyphs import write_glyphs
 from unida.data.images import ResizeMode, read_rgb, resize
 from unida.data.options import DataOptions
 from unida.data.pixels import Pixels, decode_in_memory, open_pixels
@@ -151,7 +153,7 @@ def test_a_pack_that_cannot_be_removed_is_named(
     pixels = open_in(tmp_path, files, memory_limit=0)
     pack = pack_of(tmp_path)
     damage_image(pack, pixels, 5)
-    monkeypatch.setattr(pixels_module, "remove", forbidden)
+    monkeypatch.setattr(packs, "remove", forbidden)
     with pytest.raises(UserError, match=rf"{pack} are damaged at image 5: remove that folder, then run again"):
         pixels.image(5)
 
@@ -184,6 +186,30 @@ def test_a_pack_of_an_older_version_is_built_anew(
         with caplog.at_level(logging.WARNING, "unida"):
             open_in(tmp_path, files)
     assert [record.message.endswith("decoding again") for record in caplog.records] == [True]
+
+
+def test_a_run_that_meets_damage_continues_with_resume(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = write_glyphs(tmp_path / "glyphs", shared=2, source_private=1, target_private=1, per_class=3, size=40)
+    data = ["--source", str(folders.source), "--target", str(folders.target), "--cache", str(tmp_path / "cache")]
+    sizes = ["--image-size", "40", "--crop", "32", "--batch-size", "4", "--steps", "2"]
+    model = ["--backbone", "test_resnet.r160_in1k", "--weights", "none", "--train", "all", "--accelerator", "cpu"]
+    words = ["adapt", *data, *sizes, *model, "--out"]
+    main([*words, str(tmp_path / "first")])
+    for file in (tmp_path / "cache" / "pixels").glob("*/pixels.u8"):
+        flip_a_bit(file, 40 * 40 * 3)  # in the second image
+    monkeypatch.setattr(packs, "SPOT_CHECKS", 1)
+    capsys.readouterr()
+    for more in ([], ["--resume"]):  # of the two packs, the run meets one after the other
+        with pytest.raises(SystemExit) as end:
+            main([*words, str(tmp_path / "second"), *more])
+        assert end.value.code == 2
+        (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("error"))
+        assert "damaged at image 1 and were removed: run again or continue with --resume" in line
+    main(["adapt", "--out", str(tmp_path / "second"), "--resume"])
+    first, second = (tmp_path / name / "predictions.csv" for name in ("first", "second"))
+    assert first.read_bytes() == second.read_bytes()
 
 
 def folder_for(file: Path) -> None:

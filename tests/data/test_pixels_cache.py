@@ -16,7 +16,7 @@ import pytest
 from filelock import FileLock
 from tiny_pixels import SIZE, make_images, open_in
 
-from unida.data import pixels as cache
+from unida.data import packs as cache
 from unida.data.folders import ImageFile, Progress, scan
 from unida.data.images import ResizeMode, read_rgb, resize
 from unida.data.pixels import open_pixels
@@ -27,13 +27,13 @@ from unida.errors import UserError
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Files that were decoded."""
     paths: list[Path] = []
-    original = cache._decode
+    original = cache.decode
 
     def counted(file: ImageFile, mode: ResizeMode, size: int) -> object:
         paths.append(file.path)
         return original(file, mode, size)
 
-    monkeypatch.setattr(cache, "_decode", counted)
+    monkeypatch.setattr(cache, "decode", counted)
     return paths
 
 
@@ -174,8 +174,8 @@ def test_spot_check_looks_at_first_last_and_some_between(tmp_path: Path) -> None
         data[i * 12] ^= 1
         (pack / "pixels.u8").write_bytes(data)
         try:
-            cache._read_pack(pack, 100)
-        except cache._DamagedPackError:
+            cache.read_pack(pack, 100)
+        except cache.DamagedPackError:
             noticed.append(i)
     assert noticed[0] == 0
     assert noticed[-1] == 99
@@ -202,7 +202,7 @@ def test_leftovers_of_killed_builds_are_removed_but_not_of_living_ones(tmp_path:
 
 def open_slowly(files: list[ImageFile], cache_dir: Path, answers: Connection, go: Event) -> None:
     """In its own process: tell of the first decoded image, then (images decoded here, sum of all pixels)."""
-    original, count = cache._decode, 0
+    original, count = cache.decode, 0
 
     def slow(file: ImageFile, mode: ResizeMode, size: int) -> object:
         nonlocal count
@@ -210,7 +210,7 @@ def open_slowly(files: list[ImageFile], cache_dir: Path, answers: Connection, go
         time.sleep(0.05)
         return original(file, mode, size)
 
-    cache._decode = slow  # type: ignore[assignment]
+    cache.decode = slow  # type: ignore[assignment]
     go.wait()
     report: Progress = lambda done, total: answers.send("first") if done == 1 else None  # noqa: E731
     pixels = open_pixels(files, resize="short", size=SIZE, cache_dir=cache_dir, progress=report)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from unida.config import Config
 from unida.models.weights import LITE0_WHEEL
 from unida.runs import demo
 from unida.support import progress
@@ -45,9 +46,10 @@ def test_a_demo_that_is_interrupted_while_it_draws_is_to_be_started_again(
 
 
 def test_an_interrupted_demo_says_how_to_continue(tmp_path: Path, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(out: Path, **options: Any) -> None:
-        out.mkdir()
-        (out / "config.yaml").touch()  # the first run had begun
+    def interrupted(config: Config) -> None:
+        assert config.output.out is not None
+        config.output.out.mkdir()
+        (config.output.out / "config.yaml").touch()  # the first run had begun
         raise Interrupted("interrupted at step 3, saved")
 
     monkeypatch.setattr(demo, "PER_CLASS", 1)

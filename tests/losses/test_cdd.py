@@ -91,7 +91,7 @@ def test_bandwidth_is_a_constant_to_the_gradient() -> None:
     assert (ours - other).abs().max() > 1e-3
 
 
-def test_the_batch_counts_as_all_classes_unless_told() -> None:
+def test_the_batch_counts_as_all_classes_unless_set() -> None:
     source, target = made_up((3, 2, 5))
     assert contrastive_domain_discrepancy(source, target) == contrastive_domain_discrepancy(source, target, 3)
     assert contrastive_domain_discrepancy(source, target) != contrastive_domain_discrepancy(source, target, 4)

@@ -134,7 +134,7 @@ def test_options_are_frozen_and_each_says_what_it_is(card: Card) -> None:
             setattr(card.Options(), field.name, field.default)
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(card.Options))).body
     assert isinstance(definition, ast.ClassDef)
-    said = {
+    texts = {
         line.target.id: following.value.value
         for line, following in itertools.pairwise(definition.body)
         if isinstance(line, ast.AnnAssign)
@@ -142,8 +142,8 @@ def test_options_are_frozen_and_each_says_what_it_is(card: Card) -> None:
         and isinstance(following, ast.Expr)
         and isinstance(following.value, ast.Constant)
     }
-    assert list(said) == [field.name for field in fields]
-    assert all(isinstance(text, str) and len(text) > 10 for text in said.values())
+    assert list(texts) == [field.name for field in fields]
+    assert all(isinstance(text, str) and len(text) > 10 for text in texts.values())
 
 
 def test_option_names_do_not_collide_with_those_of_a_run() -> None:

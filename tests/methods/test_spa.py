@@ -126,7 +126,7 @@ def test_words_may_learn_from_the_goal_alone(updates: str, batches: Batches) -> 
 @every_preset
 @pytest.mark.parametrize("off", [("pretext",), ("entropy",), ("pretext", "entropy"), ("words",)])
 def test_whatever_is_off_needs_no_gradient(preset: str, off: tuple[str, ...], batches: Batches) -> None:
-    """Processes that share the work wait for the gradient of every parameter that asks for one, unless told."""
+    """Processes that share the work wait for the gradient of every parameter that can learn, unless they know."""
     method = prepare(build(preset=preset, **{"words": "on", **dict.fromkeys(off, "off")}), batches)
     given = without_mosaics(batches) if "pretext" in off else batches
     reached: set[int] = set()

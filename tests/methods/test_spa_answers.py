@@ -131,8 +131,8 @@ def test_watched_numbers_are_what_they_say(preset: str, batches: Batches) -> Non
         mosaics = batch.extra[PRETEXT]
         with torch.no_grad():
             shares = histogram(method.words.log_words(method.words.map(mosaics.images)))
-            said = method.task.head(WORDS * shares).argmax(dim=1)
-        right = (said == mosaics.labels).float().mean().item()
+            chosen = method.task.head(WORDS * shares).argmax(dim=1)
+        right = (chosen == mosaics.labels).float().mean().item()
         assert watched[f"count_accuracy_{domain}"] == pytest.approx(right)
     assert watched["words_in_use"] <= WORDS + 1e-3
     assert not any(number().requires_grad for number in method.watched.values())
@@ -163,7 +163,7 @@ def test_words_on_other_backbones(name: str, batches: Batches) -> None:
 
 
 def test_the_root_of_the_histogram_is_a_quarter_as_long_as_the_pooled_feature(batches: Batches) -> None:
-    """Beside the pooled vector, so that heads without bias and normalisation hear both."""
+    """Beside the pooled vector, so that heads without bias and normalisation use both."""
     method = prepare(build(preset="best"), batches).eval()
     with torch.no_grad():
         pooled = [method.backbone(batch.images).norm(dim=1) for batch in batches]

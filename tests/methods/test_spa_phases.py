@@ -26,7 +26,7 @@ class TwoPhases(OVANet):
         super().__init__(*arguments)
         self.started: list[tuple[str, Tensor]] = []
 
-    def phases(self) -> tuple[Phase, ...]:  # type: ignore[override]
+    def phases(self) -> tuple[Phase, ...]:
         return (
             Phase((Turn(self.training_step, self.groups()),), "both", share=0.6, start=self.note("both")),
             Phase((), "between", share=0.0, start=self.note("between")),

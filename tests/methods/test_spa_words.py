@@ -118,7 +118,7 @@ def statistics(method: SPA) -> dict[str, Tensor]:
 
 @every_method
 @pytest.mark.parametrize("kept", ["images", "mixed"])
-def test_mosaics_leave_the_kept_statistics_alone_if_told_so(name: str, kept: str, batches: Batches) -> None:
+def test_mosaics_leave_the_kept_statistics_alone_if_asked_to(name: str, kept: str, batches: Batches) -> None:
     found = []
     for pretext in ("on", "off"):
         method = prepare(build(name, "best", statistics=kept, pretext=pretext), batches)

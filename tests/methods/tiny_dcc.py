@@ -65,7 +65,7 @@ def clustered(backbone: nn.Module, seen: Seen = USUAL, **options: Any) -> DCC:
 
 def wanted(method: DCC, step: int) -> dict[tuple[str, str], np.ndarray]:
     """The images that a step wants, by domain and name."""
-    found = {}
+    found: dict[tuple[str, str], np.ndarray] = {}
     for want in method.wants(step):
         assert want.recipe is None and want.indices is not None
         found[want.domain, want.name] = want.indices

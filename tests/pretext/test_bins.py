@@ -51,10 +51,10 @@ def test_a_bad_list_is_refused_by_the_command_line(text: str, capsys: pytest.Cap
     with pytest.raises(SystemExit) as stop:
         main(["adapt", "--spa", f"--spa.bins={text}"])
     assert stop.value.code == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"error: --spa.bins {text!r} must list 1 to 4 in order")
-    assert said.count("\n") == 1
-    assert "such as 1,2-4; or say auto or none" in said
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: --spa.bins {text!r} must list 1 to 4 in order")
+    assert error.count("\n") == 1
+    assert "such as 1,2-4; or say auto or none" in error
 
 
 def test_the_list_must_fit_the_grid(capsys: pytest.CaptureFixture[str]) -> None:

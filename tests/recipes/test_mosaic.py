@@ -1,4 +1,4 @@
-"""Mosaics are made of as many images as they say, and nothing else tells how many."""
+"""Mosaics are made of as many images as they say, and nothing else shows how many."""
 
 import itertools
 from collections import Counter
@@ -103,7 +103,7 @@ def test_crops_stay_inside_their_image(grid: int) -> None:
 
 @every_grid
 def test_a_cell_shows_its_crop_and_nothing_beyond(grid: int) -> None:
-    """An image whose colours are the coordinates tells where every pixel was taken; what lies outside would be 0."""
+    """An image whose colours are the coordinates shows where every pixel was taken; what lies outside would be 0."""
     along = (torch.arange(SIDE) + 0.5) / SIDE
     x, y = along.expand(SIDE, SIDE), along[:, None].expand(SIDE, SIDE)
     images = torch.stack([x, y, torch.ones(SIDE, SIDE)])[None].repeat(40, 1, 1, 1)

@@ -71,7 +71,7 @@ def test_a_fixed_turn_is_the_same_for_all(quarters: int) -> None:
     assert torch.equal(turned, noise().rot90(quarters, dims=(2, 3))) and labels.tolist() == [quarters] * 12
 
 
-def test_its_key_tells_every_turn_from_the_others_and_from_a_drawn_one() -> None:
+def test_every_turn_and_a_drawn_one_have_keys_of_their_own() -> None:
     assert len({Rotation(quarters).key for quarters in (None, *QUARTERS)}) == 5
 
 

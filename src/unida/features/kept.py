@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from unida.data.augment import Preprocess, Views, centre_views, random_views
-from unida.data.pixels import DECODER_VERSION, Pixels
+from unida.data.packs import DECODER_VERSION
+from unida.data.pixels import Pixels
 from unida.errors import UserError
 from unida.features.inputs import choices_of
 from unida.features.pool import Pool

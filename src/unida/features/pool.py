@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from unida.data.augment import Preprocess, random_views
-from unida.data.pixels import DECODER_VERSION, Pixels
+from unida.data.packs import DECODER_VERSION
+from unida.data.pixels import Pixels
 from unida.features.shelf import Shelf
 from unida.features.stem import TORCH_FORMAT, Stem
 from unida.recipes.base import Made, SetRecipe

@@ -1,0 +1,102 @@
+"""The command line: parses, calls, prints. No logic."""
+
+import io
+import signal
+import sys
+from collections.abc import Callable, Sequence
+
+from unida import __version__
+from unida.cli import verbs
+from unida.cli.output import exit_with, forget_output
+from unida.errors import UserError
+from unida.support.suggest import did_you_mean
+
+OVERVIEW = """\
+unida: universal domain adaptation of image classifiers
+
+Every image of an unlabelled folder gets one of the classes of a labelled folder, or the answer "unknown".
+
+  unida check --source DIR --target DIR              what is in the folders, how long will it take?
+  unida adapt --source DIR --target DIR --out RUN    adapt a classifier to the target
+  unida predict RUN DIR --csv FILE                   answers for other images
+  unida evaluate RUN                                 every metric, where the target has labels
+  unida demo                                         see it work on generated pictures, in minutes
+  unida methods                                      the methods, their papers and options
+  unida data list                                    the benchmarks, their domains and settings
+  unida data verify NAME DIR                         is the copy of a benchmark complete?
+  unida data show DIR --out FILE                     a contact sheet of a folder or a benchmark
+  unida analyze layers … --out DIR                   at which layer to adapt? NTR, DIS and PAS of every one
+  unida analyze complexity                           parameters and multiply-adds, without and with SPA's words
+
+Add --help to any of them. `unida --version` tells the version.
+"""
+
+Verb = Callable[[list[str]], None]  # called with the words behind it
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The console script.
+
+    Exit codes: 0 done, 1 `data verify` found the copy incomplete, 2 the user can mend it, 130 interrupted (a run is
+    saved and can be resumed), 141 nobody reads the output any more.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a file's name may hold what the terminal cannot show
+    try:
+        try:
+            _run(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            if sys.stdout is not None:  # closed by the caller
+                sys.stdout.flush()  # here, and not when Python ends, where nothing could catch its error
+    except BrokenPipeError:  # `unida … | head`
+        forget_output()
+        sys.exit(128 + signal.SIGPIPE)
+
+
+def _run(arguments: list[str]) -> None:
+    verb = arguments[0] if arguments else "--help"
+    if verb in ("-h", "--help", "help"):
+        print(OVERVIEW, end="")
+        return
+    if verb in ("-V", "--version"):
+        print(f"unida {__version__}")
+        return
+    try:
+        _command(VERBS, verb, "unida")(arguments[1:])
+    except UserError as error:
+        exit_with(f"error: {error}", 2)
+    except KeyboardInterrupt:
+        exit_with("interrupted", 130)
+
+
+def _command(commands: dict[str, Verb], verb: str, program: str) -> Verb:
+    if verb not in commands:
+        hint = did_you_mean(verb, commands) or f"; there are {', '.join(commands)}"
+        raise UserError(f"there is no command '{program} {verb}'{hint}")
+    return commands[verb]
+
+
+def _group(name: str, commands: dict[str, Verb]) -> Verb:
+    """A verb that wants a second one: `unida data list`."""
+
+    def run(arguments: list[str]) -> None:
+        verb = arguments[0] if arguments else "--help"
+        if verb in ("-h", "--help"):
+            print("\n".join(line for line in OVERVIEW.splitlines() if f"unida {name}" in line))
+            return
+        _command(commands, verb, f"unida {name}")(arguments[1:])
+
+    return run
+
+
+VERBS: dict[str, Verb] = {
+    "check": verbs.check,
+    "adapt": verbs.adapt,
+    "predict": verbs.predict,
+    "evaluate": verbs.evaluate,
+    "demo": verbs.demo,
+    "methods": verbs.methods,
+    "data": _group("data", {"list": verbs.data_list, "verify": verbs.data_verify, "show": verbs.data_show}),
+    "analyze": _group("analyze", {"layers": verbs.analyze_layers, "complexity": verbs.analyze_complexity}),
+}
