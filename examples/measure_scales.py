@@ -1,4 +1,4 @@
-"""On what scales are NTR and DIS, and how long do they take? The figures in docs/analysis.md that no command prints.
+"""On what scales are NTR and DIS, and how long do they take? Figures of docs/studies/layers.md and docs/analysis.md.
 
     OMP_NUM_THREADS=1 python examples/measure_scales.py --root DIR [--pair amazon:dslr] [--backbone NAME]
 

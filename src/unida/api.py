@@ -37,7 +37,7 @@ def adapt(
     Args:
         source: folder of labelled images, one sub-folder per class.
         target: folder of unlabelled images.
-        out: the run's folder, made anew.
+        out: the run's new folder.
         options: any option of `unida adapt`, with underscores: `steps=500, method="ovanet", seed=1`.
     """
     paths = {"source": source, "target": target, "out": out}
@@ -57,7 +57,7 @@ def load(folder: str | os.PathLike[str]) -> "Run":
 
 
 class Run:
-    """A finished run: its folder is all it needs."""
+    """A finished run. It needs only its folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -97,12 +97,12 @@ class Run:
         """A class of the source or "unknown" for every image of a folder, or for every path of a list.
 
         Args:
-            images: a folder (searched through), or paths of image files.
-            progress: show it on the terminal.
+            images: a folder, with its sub-folders, or paths of image files.
+            progress: show progress on the terminal.
 
         Returns:
-            One prediction per readable image of a folder, by path; for a list, one per given path, in the given order
-            and under the given name. Files that cannot be read are in its `skipped`.
+            One prediction per readable image of a folder, sorted by path; for a list, one per given path, in the given
+            order and under the given name. Files that cannot be read are in its `skipped`.
         """
         if isinstance(images, str | os.PathLike):
             found = self._answer(*scan(images), progress)
@@ -128,7 +128,7 @@ class Run:
         """Every metric, on the run's own target or on another folder with one sub-folder per class.
 
         Args:
-            target: folder of labelled images; a sub-folder whose name is no class of the source is unknown.
+            target: folder of labelled images; a sub-folder that is no class of the source counts as unknown.
         """
         method, info = self._model
         data = self.config.data

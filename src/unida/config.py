@@ -1,8 +1,8 @@
-"""Every option of a run, typed: the one truth for the command line, the Python API and the saved config.yaml.
+"""Every option of a run, typed: one definition for the command line, the Python API and the saved config.yaml.
 
 Each group of options lives with its owner; here they are put together. Option names are unique across the groups, so
 the command line (`--batch-size 36`) and Python (`unida.adapt(batch_size=36)`) need no group names. Nothing here imports
-torch, so help and errors about options come at once.
+torch, so help and errors about options appear at once.
 """
 
 import dataclasses
@@ -62,12 +62,12 @@ def config_class(method: str) -> type[Config]:
 
 
 def method_name(config: Config) -> str:
-    """What a run trains, for people: ovanet, or ovanet+spa."""
+    """Name of what a run trains, for people: ovanet, or ovanet+spa."""
     return config.training.method + ("+spa" if config.spa.spa else "")
 
 
 def config_from_options(options: Mapping[str, Any]) -> Config:
-    """Flat names and values, as in `unida.adapt(**options)`, to a checked config."""
+    """A checked config from flat names and values, as in `unida.adapt(**options)`."""
     saved = config_to_resume(options.get("out"), bool(options.get("resume")))
     cls = config_class(str(options.get("method", saved.training.method if saved else TrainingOptions.method)))
     groups = _groups(cls)
@@ -82,7 +82,7 @@ def config_from_options(options: Mapping[str, Any]) -> Config:
 
 
 def keep_saved(config: Config, saved: Config, given: Container[str]) -> Config:
-    """A config to resume with: what was not given stays as it was saved. Not if the method is another one."""
+    """A config to resume with: options that were not given keep their saved values, unless the method has changed."""
     if type(config.method) is not type(saved.method):
         return config
     groups = {}
@@ -93,7 +93,7 @@ def keep_saved(config: Config, saved: Config, given: Container[str]) -> Config:
 
 
 def config_to_resume(out: str | os.PathLike[str] | None, resume: bool) -> Config | None:
-    """The config of the run that --resume goes on with, if there is one."""
+    """The config of the run that --resume continues, if there is one."""
     saved = Path(out) / "config.yaml" if resume and isinstance(out, str | os.PathLike) else None
     return load_config(saved) if saved is not None and saved.exists() else None
 
@@ -110,7 +110,7 @@ def spa_options(values: Mapping[str, Any]) -> SPAOptions:
 
 
 def check(config: Config) -> Config:
-    """Refuse numbers and combinations that cannot work, by the option's name."""
+    """Refuse numbers and combinations that cannot work. The error names the option."""
     for name, value in flat_options(config).items():
         if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
             raise UserError(f"{flag(name)} is {value}: it must be at most {LARGEST_INTEGER:,}")
@@ -129,14 +129,14 @@ def _refuse_combinations(config: Config) -> None:
     if config.training.compile and config.spa.spa:  # torch.compile covers the backbone's forward; words need its maps
         raise UserError("--compile has no effect with --spa, which does not run the backbone as a whole: leave it out")
     if "pas" in config.output.tracked and not config.spa.spa:
-        raise UserError("--track pas measures against words: add --spa, or leave pas out")
+        raise UserError("--track pas needs words: add --spa, or leave pas out")
     has_labels = config.data.target_labels or config.data.benchmark is not None
     if "ntr" in config.output.tracked and not has_labels:
-        raise UserError("--track ntr must know the target's private images: add --target-labels, or leave ntr out")
+        raise UserError("--track ntr needs the target's labels: add --target-labels, or leave ntr out")
 
 
 def complete(config: Config, has_gpu: bool) -> Config:
-    """Fill in what the machine decides, so that a resumed run decides nothing anew; make paths absolute."""
+    """Fill in the defaults that depend on the machine, so that a resumed run keeps them; make paths absolute."""
     data, model, training, output = config.data, config.model, config.training, config.output
     paths: dict[str, Any] = {
         name: Path(path).absolute()
@@ -166,11 +166,11 @@ def complete(config: Config, has_gpu: bool) -> Config:
         spa=resolve(config.spa) if config.spa.spa else config.spa,
         output=replace(output, checkpoint_every=output.checkpoint_every or (500 if has_gpu else 50), resume=False),
     )
-    return check(completed)  # what the machine decides may not go with what the user chose
+    return check(completed)  # the machine's defaults may not fit the user's choices
 
 
 def fingerprint_of(config: Config) -> str:
-    """Tells runs apart by what they compute, not by where they are: a model or checkpoint names its run with it."""
+    """Identifies what a run computes, not where it runs: a model or checkpoint names its run with it."""
     places = ("out", "resume", "cache", "accelerator", "devices", "num_nodes")
     plain = {name: str(value) for name, value in flat_options(config).items() if name not in places}
     return hashlib.blake2b(json.dumps(plain, sort_keys=True).encode(), digest_size=8).hexdigest()
@@ -187,14 +187,14 @@ def config_to_yaml(config: Config) -> str:
 
 
 def config_from_yaml(text: str) -> Config:
-    """An option that the text lacks has its default: the text may be older than the option."""
+    """A config from text. A missing option has its default: the text may be older than the option."""
     plain = yaml.safe_load(text)
     cls = config_class(plain["training"]["method"])
     return cls(**{group: _build(kind, plain[group]) for group, kind in _groups(cls).items()})
 
 
 def load_config(path: Path) -> Config:
-    """Read a config back; a key that is unknown is an error that names it."""
+    """Read a saved config; the error for an unknown key names it."""
     try:
         return config_from_yaml(path.read_text(encoding="utf-8"))
     except UserError as error:
@@ -213,7 +213,7 @@ def _groups(cls: type[Config]) -> dict[str, type[Any]]:
 
 
 def _build(kind: type[Any], values: Mapping[str, Any]) -> Any:
-    """A group from plain values: checks names and types, turns strings into paths."""
+    """Build a group from plain values: check names and types, turn strings into paths."""
     hints = typing.get_type_hints(kind)
     for name in values:
         if name not in hints:

@@ -1,10 +1,10 @@
-"""The one exception that means "the user can fix this", and names as a message can show them."""
+"""The exception that means "the user can fix this", and text that is safe to print."""
 
 
 def printable(text: str) -> str:
-    """The text with every character that has no picture escaped: a line break becomes the two characters ``\\n``.
+    """The text with every unprintable character escaped: a line break becomes the two characters ``\\n``.
 
-    Files may be called anything. So a name stays on one line, and cannot steer the terminal or turn the order of the
+    File names may hold any character. Escaped, a name stays on one line, and cannot control the terminal or reverse the
     letters around it.
     """
     if text.isprintable():

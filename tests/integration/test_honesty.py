@@ -54,7 +54,7 @@ from unida.training.batches import AllImages, BatchStream
 
 BEFORE_EVALUATION = ("answering", "clustering", "data", "features", "losses", "methods", "models", "pretext")
 BEFORE_EVALUATION += ("recipes", "support", "training")
-KNOW_THE_TRUTH = ("analysis", "evaluation", "runs")  # or some of their modules do
+KNOW_THE_TRUTH = ("analysis", "cli", "evaluation", "runs")  # or some of their modules do
 
 
 @pytest.fixture(scope="module")
@@ -418,7 +418,7 @@ def test_no_import_leads_from_training_to_evaluation(package: str) -> None:
 
 def test_no_package_is_forgotten() -> None:
     packages = {m.name for m in pkgutil.iter_modules(unida.__path__) if m.ispkg}
-    assert packages == {*BEFORE_EVALUATION, *KNOW_THE_TRUTH}
+    assert packages - {*KNOW_THE_TRUTH} == {*BEFORE_EVALUATION}
     assert {"unida.methods.spa.method", "unida.data.benchmarks.spec"} <= {*modules_of("methods"), *modules_of("data")}
 
 
@@ -450,9 +450,9 @@ def assert_no_way_to_the_truth(names: list[str]) -> None:
         for name in imports_of(to_visit.pop()) - reached:
             reached.add(name)
             to_visit.append(name)
-    assert not [name for name in reached if name.startswith("unida.evaluation")]
-    # They know the truth; and the API can be reached through the package's own name.
-    assert not reached & {"unida", "unida.api", "unida.cli", "unida.runs.pipeline", "unida.runs.summary"}
+    assert not [name for name in reached if name.startswith(("unida.evaluation", "unida.api", "unida.cli"))]
+    # These know the truth too; and the API can be reached through the package's own name.
+    assert not reached & {"unida", "unida.runs.pipeline", "unida.runs.summary"}
 
 
 def test_the_walk_finds_imports_of_every_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,1 +1,1 @@
-"""What features are like, and what methods cost. It looks on; only a tap that is `auto` lets it steer a run."""
+"""Measures of features, and the cost of methods. A run does not depend on them, unless a tap is `auto`."""

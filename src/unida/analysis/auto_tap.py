@@ -1,8 +1,8 @@
-"""`--tap auto` and `--spa.tap auto`: Definition 1 of the SPA paper as a chooser, without any label of the target.
+"""`--tap auto` and `--spa.tap auto`: choose a tap by Definition 1 of the SPA paper, without target labels.
 
-NTR is that of the source, in which some classes play private; DIS needs no labels. Both are measured on the pretrained
-backbone when a run starts, on so few images that it takes seconds. How far such a choice can be trusted:
-docs/analysis.md.
+NTR is measured on the source, where some classes play the private ones; DIS needs no labels. Both are measured on the
+pretrained backbone when a run starts, on a few images, in seconds. How far to trust the choice:
+docs/studies/layers.md.
 """
 
 import logging
@@ -27,13 +27,13 @@ from unida.support.random import generator
 
 log = logging.getLogger("unida")
 
-IMAGES = 300  # of each domain; SPA's words are found in as many
-CLASSES = 30  # of the source, for NTR: ten images of each, and probes of hundreds of classes would take minutes
+IMAGES = 300  # of each domain; SPA finds its words in the same number of images
+CLASSES = 30  # of the source, for NTR: ten images of each; probes of hundreds of classes would take minutes
 
 
 @dataclass(frozen=True)
 class Curves:
-    """What Definition 1 looks at: a value for every tap, shallow to deep."""
+    """The input of Definition 1: a value for every tap, shallow to deep."""
 
     source_ntr: list[float]
     dis: list[float]
@@ -47,7 +47,7 @@ def has_open_tap(config: Config) -> bool:
 def choose_taps(
     config: Config, source: Source, target: Target, device: torch.device, visible: bool = True
 ) -> tuple[str | None, str | None]:
-    """--tap and --spa.tap with names where the config says auto; the user is told of each choice in a line."""
+    """--tap and --spa.tap, with a name instead of auto. The log reports each choice."""
     tap, word_tap = config.model.tap, config.spa.spa_tap
     backbone = _open_backbone(config, device)
     places = _places_to_freeze(backbone, config.spa) if tap == AUTO else _places_for_words(backbone, config.model)
@@ -94,7 +94,7 @@ def measure_curves(
 
 
 def _images_of_few_classes(labels: np.ndarray, by_chance: np.ndarray, seed: int) -> np.ndarray:
-    """Of many classes, images drawn by chance would show each once or never: all are then of some classes only."""
+    """`by_chance`, or images of a few classes if there are many: chance would draw each class once or never."""
     classes = np.unique(labels)
     if len(classes) <= CLASSES:
         return by_chance
@@ -110,24 +110,24 @@ def _open_backbone(config: Config, device: torch.device) -> Backbone:
 
 
 def _places_to_freeze(backbone: Backbone, spa: SPAOptions) -> range:
-    """Before the words, if their tap is said, and before the last tap: something must be left to train."""
+    """Taps before the words, if their tap is set, and before the last tap: some layers must be left to train."""
     end = backbone.taps[-1] if spa.spa_tap in (None, AUTO) else spa.spa_tap
     if backbone.position(end) == 0:
         raise UserError(
-            f"--tap auto: backbone {backbone.name!r} has no tap before {end!r}, so that nothing would be left to "
-            "choose from: use --train all or head, or move --spa.tap"
+            f"--tap auto: backbone {backbone.name!r} has no tap before {end!r} that could be chosen: "
+            "use --train all or head, or move --spa.tap"
         )
     return range(backbone.position(end))
 
 
 def _places_for_words(backbone: Backbone, model: ModelOptions) -> range:
-    """Behind what is frozen, if anything is."""
+    """Taps after the frozen part, if there is one."""
     if model.train != "tail":
         return range(len(backbone.taps))
     frozen = model.tap or backbone.default_tap
     start = backbone.position(frozen) + 1
     if start == len(backbone.taps):
-        raise UserError(f"--spa.tap auto: there is no tap behind --tap {frozen}: choose an earlier one to freeze")
+        raise UserError(f"--spa.tap auto: there is no tap after --tap {frozen}: choose an earlier --tap")
     return range(start, len(backbone.taps))
 
 

@@ -1,9 +1,9 @@
 """`unida analyze complexity`: parameters and multiply-adds of a method, without and with SPA's words.
 
-Counted as the SPA paper's table was. ResNet-50, 25 source classes and ptflops' rules give its four figures, 23.661 →
-25.686 M parameters (23.6616 is cut off in the paper, and rounded here) and 4.120 → 4.223 G multiply-adds, if V stands
-on the last map with nothing behind it. With V after Res3 and a block like Res4 behind, of which the paper's text
-speaks, they would be others.
+Counted as in the SPA paper's table. ResNet-50, 25 source classes and ptflops' rules give its four figures: 23.661 →
+25.686 M parameters (23.6616 is cut off in the paper, and rounded here) and 4.120 → 4.223 G multiply-adds. This needs V
+on the last map, with nothing after it. The paper's text has V after Res3, with a block like Res4 after V: that gives
+other figures.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Complexity:
 
 
 def compare(options: ComplexityOptions) -> tuple[Complexity, Complexity]:
-    """The method as it is, and on words with the pretext task's head."""
+    """The cost of the method alone, and of the method on words with the pretext task's head."""
     options.check()
     backbone = create_backbone(options.backbone, NO_WEIGHTS)
     refuse_crop(backbone, options.crop)
@@ -65,8 +65,8 @@ def comparison_lines(options: ComplexityOptions) -> list[str]:
 def count(network: Answering, crop: int) -> Complexity:
     """Parameters, and the multiply-adds of answering for one image.
 
-    ptflops' rules: the products of convolutions, linear layers and attention; beside them 2 for each element that is
-    normalised, 1 for each that an activation gives or a pooling takes. Sums, softmax and biases count nothing.
+    ptflops' rules: count the products of convolutions, linear layers and attention, 2 for each normalised element, and
+    1 for each output of an activation and each input of a pooling. Sums, softmax and biases do not count.
     """
     elements = 0
 
@@ -99,7 +99,7 @@ def _without_words(backbone: Backbone, options: ComplexityOptions) -> Answering:
 
 
 def _with_words(backbone: Backbone, options: ComplexityOptions) -> Answering:
-    """SPA as printed: the histogram of words is the method's feature, and f_n answers for it too."""
+    """SPA as in the paper: the histogram of words is the method's feature, and f_n runs on it too."""
     own, choices = METHODS[options.method].Options(), SPAOptions(True, "paper", spa_vocabulary=options.words)
     with torch.random.fork_rng():
         spa: Any = build_method(options.method, backbone, Problem(options.classes), own, resolve(choices))
@@ -107,5 +107,5 @@ def _with_words(backbone: Backbone, options: ComplexityOptions) -> Answering:
     def ask_f_n(words: nn.Module, images: object, histogram: Tensor) -> None:
         spa.task.head(histogram)
 
-    spa.words.register_forward_hook(ask_f_n)  # here: `features` may be more, as DCC's neck is
+    spa.words.register_forward_hook(ask_f_n)  # on words: `features` may add layers, such as DCC's neck
     return Answering(spa)

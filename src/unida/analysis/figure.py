@@ -1,4 +1,4 @@
-"""The layer study as a picture. matplotlib is an extra, so it is looked for only when something is to be drawn."""
+"""The layer study as a picture. matplotlib is optional, so it is imported only when something is drawn."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ def can_draw() -> bool:
 
 def draw_curves(rows: Sequence[TapMeasures], chosen: str | None, out: Path) -> None:
     """NTR and DIS against depth, with the chosen tap as a vertical line, as in the SPA paper's first figure."""
-    from matplotlib.figure import Figure  # not pyplot: that one looks for a screen
+    from matplotlib.figure import Figure  # not pyplot, which looks for a screen
 
     figure = Figure(figsize=(6.4, 3.8), dpi=100, layout="constrained")
     axes = figure.add_subplot()

@@ -1,4 +1,4 @@
-"""Which images a study looks at, and which of the target's are private, where it has labels."""
+"""The images of a study, and which target images are private, if the target has labels."""
 
 from dataclasses import dataclass
 
@@ -16,13 +16,13 @@ class StudiedImages:
     source: Pixels
     source_labels: Tensor  # (N,) int64
     target: Pixels
-    target_is_private: Tensor | None  # (M,) bool, where the target has labels
+    target_is_private: Tensor | None  # (M,) bool, if the target has labels
 
 
 def images_to_study(
     source: Source, target: Target, truth: Truth | None, most_source: int, most_target: int, seed: int
 ) -> StudiedImages:
-    """Some of each domain, drawn at random. Where there are labels, the images to evaluate on stand for the target."""
+    """Some images of each domain, drawn at random. If the target has labels, its images for evaluation are used."""
     target_pixels = target.pixels if truth is None else truth.pixels
     source_rows = some_images(len(source.pixels), most_source, "source", seed)
     target_rows = some_images(len(target_pixels), most_target, "target", seed)

@@ -1,8 +1,7 @@
 """`unida analyze layers`: NTR, DIS and PAS at every tap of a backbone, as in the SPA paper's first figure.
 
-An analysis, not a part of any run. Where the target has labels, NTR is measured with them, and the tap that
-Definition 1 picks from it is knowledge that a training run must not have; the one picked from the source's NTR is free
-of them.
+An analysis, not a part of any run. If the target has labels, NTR uses them. A training run must not use the tap that
+Definition 1 picks from this NTR. It may use the tap picked from the source's NTR, which needs no target labels.
 """
 
 import json
@@ -45,7 +44,7 @@ class LayerStudy:
 
 
 def study_layers(options: LayerOptions, visible: bool = True) -> LayerStudy:
-    """Both domains through the backbone once, then every measure at every tap."""
+    """Run both domains through the backbone once, then take every measure at every tap."""
     keep_freed_memory()
     device = open_fabric_for_answers().device
     config = _checked(options, has_gpu=device.type != "cpu")
@@ -112,7 +111,7 @@ def write_study(study: LayerStudy, options: LayerOptions) -> None:
 
 
 def _checked(options: LayerOptions, has_gpu: bool) -> Config:
-    """The options as those of a run, which know what can be wrong with them."""
+    """The options as a run's config, which checks them."""
     options.check()
     model = ModelOptions(backbone=options.backbone, weights=options.weights)
     training = TrainingOptions(seed=options.seed)  # nothing is trained; any method would do

@@ -2,11 +2,11 @@
 
 Kundu et al., "Subsidiary Prototype Alignment for Universal Domain Adaptation", NeurIPS 2022:
 
-    NTR   negative-transfer risk: how well a source classifier's entropy tells private from shared target images
-    DIS   domain-invariance score: 1 − d_A/2, how badly a linear classifier tells the domains apart
+    NTR   negative-transfer risk: how well a source classifier's entropy separates private and shared target images
+    DIS   domain-invariance score: 1 − d_A/2, how badly a linear classifier separates the domains
     PAS   prototype-alignment score: cosine between a feature and the nearest word
 
-All are pure functions of features. Only `negative_transfer_risk` wants to know something about target labels.
+All are pure functions of features. Only `negative_transfer_risk` needs target labels.
 """
 
 import math
@@ -22,26 +22,26 @@ from unida.errors import UserError
 from unida.losses.entropy import entropy_of_logs
 from unida.support.random import generator
 
-L2_STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # decades, for standardised features, beside a mean over rows
+L2_STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # for standardised features and a loss that is a mean over rows
 
 
 def linear_probe(features: Tensor, labels: Tensor, num_classes: int, l2: float | None = None) -> tuple[Tensor, Tensor]:
     """Multinomial logistic regression, by L-BFGS on all rows at once: argmin of mean CE + l2/2 · ‖W‖².
 
-    Features are standardised for the fit, and the answer is folded back, so that it applies to features as they are.
+    Features are standardised for the fit. The result is folded back, so that it applies to the given features.
 
     Args:
         features: (N, D).
         labels: (N,) int64 in 0…C−1.
-        l2: 1/N unless told, scikit-learn's default (its C = 1). Without any, features that separate the classes would
-            have no best classifier.
+        l2: by default 1/N, as in scikit-learn (its C = 1). Without it, features that separate the classes have no
+            best classifier.
 
     Returns:
         weight (C, D) and bias (C,), float64: logits are ``F.linear(features.double(), weight, bias)``.
     """
     rows = features.double()
     mean, std = rows.mean(dim=0), rows.std(dim=0, correction=0)
-    std = torch.where(std > 1e-6 * mean.abs(), std, 1.0)  # dead channels: no more than float32's rounding
+    std = torch.where(std > 1e-6 * mean.abs(), std, 1.0)  # dead channels vary by float32's rounding alone
     rows = (rows - mean) / std
     strength = 1 / len(rows) if l2 is None else l2
     weight = torch.zeros(num_classes, rows.shape[1], dtype=torch.float64, device=rows.device, requires_grad=True)
@@ -67,10 +67,10 @@ def linear_probe(features: Tensor, labels: Tensor, num_classes: int, l2: float |
 
 
 def validated_l2(features: Tensor, labels: Tensor, num_classes: int) -> float:
-    """The strength of `linear_probe` under which rows that it has not seen are most likely (three-fold).
+    """The strength of `linear_probe` that makes held-out rows most likely (three folds).
 
-    Linear evaluation chooses it by held-out rows too (Kornblith et al., 2019), but by accuracy; here entropies are what
-    is wanted. Between the strengths tried, a parabola finds the best: NTR would jump from one to the next.
+    Linear evaluation also chooses it by held-out rows (Kornblith et al., 2019), but by accuracy; here the entropies
+    matter. A parabola finds the best between the strengths tried. Without it, NTR would jump from one to the next.
 
     Args:
         features: (N, D).
@@ -105,15 +105,15 @@ def negative_transfer_risk(
 ) -> float:
     """NTR (SPA, supplementary): accuracy of "private if the source probe's entropy exceeds log(C)/2" on the target.
 
-    The paper calls the ease of telling private images a risk: where it is high, adaptation tends to herd all private
-    classes together. As in the paper, this is the plain accuracy over images, whatever their mix.
+    The paper calls it a risk if private images are easy to recognise: adaptation then tends to merge all private
+    classes. As in the paper, this is the plain accuracy over images, however many of them are private.
 
     Args:
         source_features: (N, D), with labels (N,) in 0…C−1.
         target_features: (M, D).
         target_is_private: (M,) bool, from the target's labels: for analysis, never for training.
-        l2: of the probe. The paper names none, and NTR depends on it: a probe that is too sure calls nothing private,
-            one that is too weak everything. Unless told, source images that it has not seen decide (`validated_l2`).
+        l2: of the probe. The paper gives none, and NTR depends on it: a probe that is too sure calls nothing private,
+            one that is too weak calls everything private. By default, held-out source images decide (`validated_l2`).
     """
     strength = validated_l2(source_features, source_labels, num_classes) if l2 is None else l2
     weight, bias = linear_probe(source_features, source_labels, num_classes, strength)
@@ -125,23 +125,23 @@ def negative_transfer_risk(
 def source_negative_transfer_risk(
     features: Tensor, labels: Tensor, seed: int = 0, splits: int = 5, l2: float | None = None
 ) -> float:
-    """A stand-in for NTR that needs no label of the target: some of the source's own classes play "private".
+    """A replacement for NTR that needs no target labels: some classes of the source play the private ones.
 
     In each split a random half of the classes is known and the others are private; a random half of every class is
-    held out. The probe learns the known classes from what is left, and NTR is taken on all that was held out. It sees
-    how class-specific features are, as NTR does, but not what the shift between the domains does to that.
+    held out. The probe learns the known classes from the rest, and NTR is measured on the held-out images. Like NTR, it
+    measures how class-specific features are, but not how the shift between the domains changes that.
 
     Args:
         features: (N, D).
         labels: (N,) int64; three classes or more (two known, one private).
-        l2: of the probes; unless told, what is best for one of all classes (`validated_l2`).
+        l2: of the probes; by default, the best for a probe of all classes (`validated_l2`).
     """
     _, labels = torch.unique(labels, return_inverse=True)
     num_classes = int(labels.max()) + 1
     if num_classes < 3:
-        raise UserError(f"the source has {num_classes} classes: to let some play private, three are needed")
+        raise UserError(f"the source has {num_classes} classes: its NTR needs three, so that one can play private")
     if len(labels) == num_classes:
-        raise UserError("no class of the source has two images: to hold one out, two are needed")
+        raise UserError("no class of the source has two images: its NTR needs two, to hold one out")
     strength = validated_l2(features, labels, num_classes) if l2 is None else l2
     num_known = max(2, num_classes // 2)
     risks = []
@@ -171,17 +171,17 @@ def domain_invariance_score(
     target_images: np.ndarray | None = None,
     splits: int = 10,
 ) -> float:
-    """DIS = 1 − d_A/2 with d_A = 2(1 − 2ε): twice the error ε of a linear classifier that tells the domains apart.
+    """DIS = 1 − d_A/2 with d_A = 2(1 − 2ε): twice the error ε of a linear classifier that separates the domains.
 
-    0: it never errs. 1: it is at chance, as with two samples of one distribution. ε is the error on held-out images
-    (a fifth), averaged over random splits; in each, the larger domain is cut down to the size of the smaller one, so
-    that chance is ½. An image that is in both domains is on the same side of a split in both: learned in one and
-    held out in the other, it would push the error of a classifier that remembers above chance.
+    0: it is always right. 1: it is at chance, as with two samples of one distribution. ε is the error on held-out
+    images (a fifth), averaged over random splits. In each split, the larger domain is cut to the size of the smaller
+    one, so that chance is ½. An image that is in both domains is on the same side of a split in both. If it were
+    learned in one and held out in the other, a classifier that remembers it would have an error above chance.
 
     Args:
         source_features, target_features: (N, D), (M, D).
-        source_images, target_images: (N,), (M,) which image each row shows, by equal values. Unless told, equal rows
-            show the same image.
+        source_images, target_images: (N,), (M,) which image each row shows: the same value, the same image. By default,
+            equal rows show the same image.
     """
     features = torch.cat([source_features, target_features])
     if source_images is None or target_images is None:
@@ -211,7 +211,7 @@ def refuse_few_images(source_images: np.ndarray, target_images: np.ndarray) -> N
 
 
 def _held_out(images: np.ndarray, is_target: np.ndarray, draw: np.random.Generator) -> np.ndarray:
-    """(N,) bool: a fifth of the images, with all their rows; apart for images of the source, the target, and both."""
+    """(N,) bool: all rows of a fifth of the images, drawn separately from images of the source, the target and both."""
     ids, image_of_row = np.unique(images, return_inverse=True)
     in_source, in_target = (np.bincount(image_of_row, is_target == side, len(ids)) > 0 for side in (False, True))
     chosen = np.zeros(len(ids), dtype=bool)
@@ -223,7 +223,7 @@ def _held_out(images: np.ndarray, is_target: np.ndarray, draw: np.random.Generat
 
 
 def _domain_error(features: Tensor, is_target: np.ndarray, learned: np.ndarray, held_out: np.ndarray) -> float:
-    """Mean of the two domains' errors, on held-out rows, of a linear classifier made on the learned ones."""
+    """Mean of the two domains' errors on the held-out rows, for a linear classifier trained on the learned rows."""
     domain = torch.from_numpy(is_target.astype(np.int64)).to(features.device)
     weight, bias = linear_probe(features[learned], domain[learned], 2)
     said = F.linear(features[held_out].double(), weight, bias).argmax(dim=1)
@@ -234,8 +234,8 @@ def _domain_error(features: Tensor, is_target: np.ndarray, learned: np.ndarray, 
 def word_vocabulary(locations: Tensor, count: int, seed: int = 0) -> Tensor:
     """Words for features that have none of their own: k-means of their directions.
 
-    Of unit vectors, the nearest by distance is the nearest by cosine: these words are near the highest mean PAS that
-    `count` words can have.
+    For unit vectors, the nearest by distance is also the nearest by cosine. So these words reach nearly the highest
+    mean PAS that `count` words can have.
 
     Args:
         locations: (N, D) features at single locations.
@@ -249,17 +249,17 @@ def word_vocabulary(locations: Tensor, count: int, seed: int = 0) -> Tensor:
 
 
 def choose_tap(ntr: Sequence[float], dis: Sequence[float], among: Sequence[int] | None = None) -> int:
-    """Definition 1 of the SPA paper as a chooser: the place in the two curves, shallow to deep, at which to adapt.
+    """Where to adapt, by Definition 1 of the SPA paper: a position in the two curves, shallow to deep.
 
-    The definition asks for NTR ≤ ζ_n and DIS ≥ ζ_d (up to slacks ε and a probability 1 − δ, all zero here) and names
-    no number. Here each threshold is the middle of its measure's range over the taps: no number to choose, and none
+    The definition asks for NTR ≤ ζ_n and DIS ≥ ζ_d (up to slacks ε and a probability 1 − δ, all zero here) and gives
+    no numbers. Here each threshold is the middle of its measure's range over the taps: no number to choose, and none
     that depends on the data's scale. As NTR tends to grow with depth and DIS to shrink, shallow taps pass both; the
     paper wants features "at a sufficiently high semantic level", so the deepest tap that passes is taken. If none
-    passes both, it is the tap whose worse violation, as a share of the measure's range, is smallest; again the
+    passes both, the tap whose larger violation, as a share of the measure's range, is smallest is taken; again the
     deepest of equals.
 
     Args:
-        among: places that may be chosen, by default all. The thresholds are those of the whole curves nevertheless.
+        among: positions that may be chosen, by default all. The thresholds always come from the whole curves.
     """
     if not ntr or len(ntr) != len(dis):
         raise ValueError(f"one NTR and one DIS for every tap: there are {len(ntr)} and {len(dis)}")

@@ -16,17 +16,17 @@ from unida.support.suggest import did_you_mean
 class LayerOptions:
     data: DataOptions
     out: Annotated[Path, shown("DIR")]
-    """Where layers.json and layers.png go."""
+    """Write layers.json and layers.png to this folder."""
     backbone: Annotated[str, shown("NAME", f"(default: {LITE0}, or resnet50.tv_in1k with a GPU)")] = "auto"
     """The network: any timm model."""
     weights: Annotated[str | None, shown("FILE", "(default: pretrained, by the backbone's name)")] = None
     """Read the backbone's weights from a .safetensors or .pth file; "none" for random ones."""
     words: int = 256
-    """Size of the vocabulary for PAS. SPA's own has 1,024; fewer need fewer images, and compare taps as well."""
+    """Measure PAS with this many words. SPA has 1,024; fewer words need fewer images, and compare taps just as well."""
     max_images: int = 3000
-    """Of each domain, drawn at random where there are more: time and memory stay bounded."""
+    """Use at most this many images of each domain, drawn at random, to limit time and memory."""
     seed: int = 0
-    """Of every random draw."""
+    """Seed of every random draw."""
 
     def check(self) -> None:
         self.data.check()
@@ -37,15 +37,15 @@ class LayerOptions:
 @dataclass(frozen=True)
 class ComplexityOptions:
     backbone: str = "resnet50.tv_in1k"
-    """Any timm model; its weights do not matter."""
+    """The network: any timm model. Its weights do not matter."""
     classes: int = 25
-    """Source classes. 25, those of Office-Home under OSDA, give the SPA paper's figures."""
+    """Number of source classes. 25, as in Office-Home under OSDA, gives the SPA paper's figures."""
     words: int = 1024
     """Size of SPA's vocabulary (1,024 in the paper's table)."""
     crop: int = 224
     """Side in pixels of the image."""
     method: str = "ovanet"
-    """One of those that `unida methods` lists."""
+    """Count for this method; see: unida methods."""
 
     def check(self) -> None:
         if self.method not in METHODS:

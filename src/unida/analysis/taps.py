@@ -1,4 +1,4 @@
-"""Features at every tap of a backbone, and the measures of them. Knows no label of the target unless it is handed."""
+"""Features at every tap of a backbone, and measures of them. Target labels are used only if the caller gives them."""
 
 from dataclasses import dataclass
 
@@ -21,12 +21,12 @@ from unida.support.progress import progress
 from unida.support.random import generator
 
 BATCH = 64
-LOCATIONS = 4096  # of a domain, for words and PAS: some at every image, enough for 16 a word with 256 words
+LOCATIONS = 4096  # of each domain, for words and PAS: some in every image, and 16 for each of 256 words
 
 
 @dataclass(frozen=True)
 class TapFeatures:
-    """What one tap makes of N images."""
+    """The output of one tap for N images."""
 
     pooled: Tensor  # (N, D) float32, mean over the locations of the map
     locations: Tensor  # (N, P, D) float32, P random locations of each image
@@ -34,7 +34,7 @@ class TapFeatures:
 
 @dataclass(frozen=True)
 class TapMeasures:
-    """One row of the study; None where something is missing to measure it."""
+    """One row of the study; None if something that a measure needs is missing."""
 
     tap: str
     channels: int
@@ -45,14 +45,14 @@ class TapMeasures:
 
 
 def some_images(count: int, limit: int, name: str, seed: int) -> np.ndarray:
-    """(≤ limit,) of 0…count−1, drawn at random, in order. Of one seed, the same ones every time."""
+    """(≤ limit,) of 0…count−1, drawn at random, sorted. The same seed gives the same ones."""
     if count <= limit:
         return np.arange(count)
     return np.sort(generator(seed, f"{name} images to look at").permutation(count)[:limit])
 
 
 def digests(pixels: Pixels) -> np.ndarray:
-    """(N,) which image each one is, for `domain_invariance_score`."""
+    """(N,) the digest of each image, for `domain_invariance_score`."""
     return np.array([file.digest for file in pixels.files])
 
 
@@ -60,7 +60,7 @@ def digests(pixels: Pixels) -> np.ndarray:
 def features_at_taps(
     backbone: Backbone, pixels: Pixels, preprocess: Preprocess, title: str, seed: int = 0, visible: bool = True
 ) -> dict[str, TapFeatures]:
-    """Test views of all images, through the backbone once; what each tap makes of them, shallow to deep."""
+    """The output of each tap, shallow to deep, for the test views of all images, in one pass through the backbone."""
     count = len(pixels)
     per_image = max(1, LOCATIONS // count)
     places = torch.from_numpy(generator(seed, f"{title} locations").random((count, per_image, 2)))  # in 0…1
@@ -81,7 +81,7 @@ def features_at_taps(
 
 
 def _at(maps: Tensor, places: Tensor) -> Tensor:
-    """(B, D, H, W) and (B, P, 2) in 0…1 → (B, P, D): the same places of an image, however fine the map."""
+    """(B, D, H, W) and (B, P, 2) in 0…1 → (B, P, D): the same places of an image, for a map of any size."""
     size = torch.tensor(maps.shape[2:])
     row, column = (places * size).long().clamp(max=size - 1).to(maps.device).unbind(dim=2)
     batch = torch.arange(len(maps), device=maps.device)[:, None]
@@ -127,7 +127,7 @@ def _pas_of_new_images(source: Tensor, target: Tensor, words: int, seed: int) ->
     """Mean PAS of the target (as in SPA, figure 5C), against words made of other images.
 
     The backbone has no words of its own, so half of each domain's images give a vocabulary, and the target's other half
-    is measured: with as many words as locations, PAS would be 1 on the locations that made them.
+    is measured. On the locations that gave the words, PAS would be 1 with as many words as locations.
     """
     draw = generator(seed, "images that give words")
     givers = [torch.from_numpy(draw.permutation(len(domain))) for domain in (source, target)]

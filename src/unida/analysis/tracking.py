@@ -26,11 +26,11 @@ from unida.methods.base import Method
 from unida.training.batches import over_test_views
 
 IMAGES = 300  # of each domain, so that a measure takes seconds
-IMAGES_PER_CLASS = 5  # of the source, where that is more: the probe of NTR must know every class
+IMAGES_PER_CLASS = 5  # of the source, if that is more: the probe of NTR must know every class
 
 
 class Tracking:
-    """The images that are looked at, chosen once: measures of other images would differ for that alone.
+    """Measures the same images at every evaluation: other images would give other numbers.
 
     Args:
         names: "dis"; "ntr", which needs the truth; or one of the method's own `measures`.
@@ -72,7 +72,7 @@ class Tracking:
 
 
 def tracked_note(measures: Mapping[str, float]) -> str:
-    """For a line of the log."""
+    """The measures as text for the log."""
     return "  ".join(f"{name.upper()} {value:.3f}" for name, value in measures.items())
 
 
@@ -80,7 +80,7 @@ def tracked_note(measures: Mapping[str, float]) -> str:
 def _of_all(
     method: Method, compute: Callable[[Tensor], Tensor], pixels: Pixels, inputs: Inputs, fabric: Fabric
 ) -> Tensor:
-    """(N, …) float32 on the host: what `compute` makes of the test view of each image, in evaluation mode."""
+    """(N, …) float32 on the host: the result of `compute` for the test view of each image, in evaluation mode."""
     was_training = method.training
     method.eval()
     with fabric.autocast():

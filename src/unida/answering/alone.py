@@ -1,6 +1,6 @@
 """Answers for images one by one: image → feature → the method's scores → a class, or unknown.
 
-The one place where a score becomes an answer: evaluation, prediction and the count of multiply-adds go through it.
+Only here a score becomes an answer: evaluation, prediction and the count of multiply-adds use this module.
 """
 
 from dataclasses import dataclass
@@ -30,14 +30,14 @@ class Answers:
 
 
 class Answering(nn.Module):
-    """All that answers for an image: images in; label, probability and unknown score out."""
+    """The whole path from images to answers: label, probability and unknown score."""
 
     def __init__(self, method: Method) -> None:
         super().__init__()
         self.method = method
 
     def forward(self, images: Tensor) -> Answers:
-        """(B, 3, H, W), or what stands for images → answers, on the device."""
+        """Images (B, 3, H, W), or kept features instead of them → answers, on the device."""
         return self.of_features(self.method.features(images))
 
     def of_features(self, features: Tensor) -> Answers:
@@ -57,13 +57,13 @@ def answer_pixels(
     visible: bool = True,
     features: Tensor | None = None,
 ) -> Answers:
-    """Answers for all images, in order, on the host. Several processes share the work; each ends up with all answers.
+    """Answers for all images, in order, on the host. Several processes share the work; each gets all answers.
 
     Args:
         features: (N, d) of the images, if they are known already.
     """
     count, processes = len(pixels), fabric.world_size
-    share = -(-count // processes)  # all the same length, so that they can be gathered: the surplus is cut off below
+    share = -(-count // processes)  # of equal length, so that they can be gathered: the surplus is cut off below
     mine = np.arange(fabric.global_rank * share, (fabric.global_rank + 1) * share) % count
     answering, was_training = Answering(method), method.training
     method.eval()
@@ -82,7 +82,7 @@ def answer_pixels(
     def joined(name: str) -> Tensor:
         local = torch.cat([getattr(part, name) for part in parts])
         if processes > 1:
-            # Not fabric.all_gather: that one is made for gradients, and warns on every process.
+            # Not fabric.all_gather: it is made for gradients, and warns on every process.
             gathered = [torch.empty_like(local) for _ in range(processes)]
             torch.distributed.all_gather(gathered, local)
             local = torch.cat(gathered)

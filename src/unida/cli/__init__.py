@@ -19,36 +19,36 @@ Every image of an unlabelled folder gets one of the classes of a labelled folder
   unida check --source DIR --target DIR              what is in the folders, how long will it take?
   unida adapt --source DIR --target DIR --out RUN    adapt a classifier to the target
   unida predict RUN DIR --csv FILE                   answers for other images
-  unida evaluate RUN                                 every metric, where the target has labels
+  unida evaluate RUN                                 every metric, if the target has labels
   unida demo                                         see it work on generated pictures, in minutes
   unida methods                                      the methods, their papers and options
   unida data list                                    the benchmarks, their domains and settings
   unida data verify NAME DIR                         is the copy of a benchmark complete?
   unida data show DIR --out FILE                     a contact sheet of a folder or a benchmark
-  unida analyze layers … --out DIR                   at which layer to adapt? NTR, DIS and PAS of every one
+  unida analyze layers … --out DIR                   at which layer to adapt? NTR, DIS and PAS of every layer
   unida analyze complexity                           parameters and multiply-adds, without and with SPA's words
 
-Add --help to any of them. `unida --version` tells the version.
+Add --help to any of them. `unida --version` prints the version.
 """
 
-Verb = Callable[[list[str]], None]  # called with the words behind it
+Verb = Callable[[list[str]], None]  # called with the arguments after it
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The console script.
 
-    Exit codes: 0 done, 1 `data verify` found the copy incomplete, 2 the user can mend it, 130 interrupted (a run is
-    saved and can be resumed), 141 nobody reads the output any more.
+    Exit codes: 0 done, 1 `data verify` found the copy incomplete, 2 an error that the user can fix, 130 interrupted
+    (a run is saved and can be resumed), 141 the reader of the output has gone.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a file's name may hold what the terminal cannot show
+            stream.reconfigure(errors="backslashreplace")  # the terminal cannot show every letter of every file name
     try:
         try:
             _run(list(sys.argv[1:] if argv is None else argv))
         finally:
             if sys.stdout is not None:  # closed by the caller
-                sys.stdout.flush()  # here, and not when Python ends, where nothing could catch its error
+                sys.stdout.flush()  # here: when Python ends, nothing could catch its error
     except BrokenPipeError:  # `unida … | head`
         forget_output()
         sys.exit(128 + signal.SIGPIPE)
@@ -78,7 +78,7 @@ def _command(commands: dict[str, Verb], verb: str, program: str) -> Verb:
 
 
 def _group(name: str, commands: dict[str, Verb]) -> Verb:
-    """A verb that wants a second one: `unida data list`."""
+    """A verb that needs a second one: `unida data list`."""
 
     def run(arguments: list[str]) -> None:
         verb = arguments[0] if arguments else "--help"

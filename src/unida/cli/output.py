@@ -1,4 +1,4 @@
-"""What the command line says, to whom, and with which exit code."""
+"""Messages of the command line, and its exit codes."""
 
 import contextlib
 import errno
@@ -17,17 +17,17 @@ def exit_with(message: str, code: int) -> None:
 
 
 def _speaks_for_all() -> bool:
-    """Of several processes, one speaks. torchrun numbers all in RANK, SLURM in SLURM_PROCID, Fabric those it starts."""
+    """Only process 0 prints. torchrun numbers processes in RANK, SLURM in SLURM_PROCID, Fabric in LOCAL_RANK."""
     ranks = ("RANK",) if "RANK" in os.environ else ("SLURM_PROCID", "LOCAL_RANK")
     return all(os.environ.get(name, "0") == "0" for name in ranks)
 
 
 @contextlib.contextmanager
 def saying_how_to_continue(command: str, folder: Path) -> Iterator[None]:
-    """From here on, Ctrl-C and SIGTERM end with a word on how to continue.
+    """Inside, Ctrl-C and SIGTERM end with a line on how to continue.
 
     Args:
-        folder: of the run, which may not have begun.
+        folder: of the run. The run may not have begun yet.
     """
     from unida.support.signals import Interrupted, interruptible
 
@@ -42,7 +42,7 @@ def saying_how_to_continue(command: str, folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def writing(option: str, file: Path) -> Iterator[None]:
-    """Tells the user which option names the file that cannot be written."""
+    """If the file cannot be written, the error names the option."""
     try:
         if file.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -52,7 +52,7 @@ def writing(option: str, file: Path) -> Iterator[None]:
 
 
 def check_writable(option: str, file: Path) -> None:
-    """The error of `writing` before the long work, not after it. Leaves nothing on the disk."""
+    """Raise the error of `writing` before the long work, not after it. Writes nothing."""
     with writing(option, file):
         folder = next(path for path in file.absolute().parents if os.path.exists(path))
         if not folder.is_dir():
@@ -62,7 +62,7 @@ def check_writable(option: str, file: Path) -> None:
 
 
 def forget_output() -> None:
-    """Python flushes the two streams when it ends, and would complain again that nobody reads."""
+    """Drop what is left: Python flushes both streams when it ends, and would report the closed pipe again."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()

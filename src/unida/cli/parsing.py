@@ -1,4 +1,4 @@
-"""From words to typed options, with errors of one line."""
+"""From arguments to typed options, with one-line errors."""
 
 import contextlib
 import dataclasses
@@ -44,7 +44,7 @@ def parse(kind: type[T], program: str, arguments: Sequence[str], description: st
 
 
 def _gist(box: str) -> str:
-    """The first statement in the parser's box, in one line, without the help on options that is set in deeper."""
+    """The first statement in the parser's box, in one line, without the indented help on options."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
     below_title = itertools.dropwhile(lambda line: not re.search("─{3}|-{3}", line), plain.splitlines())
     content = (line[2:].rstrip("│ ") for line in itertools.islice(below_title, 1, None))  # border, space, text

@@ -1,4 +1,4 @@
-"""The commands: each parses its words, calls and prints. What needs torch is imported when it is certain to be used."""
+"""The commands. Each parses its arguments, calls the library and prints. Torch is imported only after all checks."""
 
 import re
 import sys
@@ -34,7 +34,7 @@ def adapt(arguments: list[str]) -> None:
     refuse_folder(check(config))
     out = config.output.out
     with saying_how_to_continue(f"unida adapt --out {out} --resume", out):
-        from unida.runs.pipeline import execute  # torch: only when it is certain that there is something to do
+        from unida.runs.pipeline import execute  # imports torch: only after all checks
 
         execute(config)
 
@@ -61,7 +61,7 @@ class Evaluate:
     target: Annotated[
         Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: the run's own target)")
     ] = None
-    """Labelled images, one sub-folder per class; a name that is no class of the source counts as unknown."""
+    """Labelled images, one sub-folder per class; a sub-folder that is no class of the source counts as unknown."""
     json: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
     """Also write the metrics to this file."""
 
@@ -88,9 +88,9 @@ class Predict:
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """The folder of a finished run."""
     images: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
-    """Images to answer for: a folder, searched through."""
+    """Answer for all images in this folder and its sub-folders."""
     csv: Annotated[Path, tyro.conf.arg(metavar="FILE")]
-    """Where the answers go: path, label or "unknown", probability, unknown score, and why a file was skipped."""
+    """Write the answers here: path, label or "unknown", probability, unknown score, and why a file was skipped."""
 
 
 def predict(arguments: list[str]) -> None:
@@ -111,11 +111,11 @@ def predict(arguments: list[str]) -> None:
 @dataclass(frozen=True)
 class Demo:
     out: Path = Path("demo")
-    """Where pictures and runs go."""
+    """Write pictures and runs to this folder."""
     steps: int = 600
     """Training steps of each method."""
     seed: int = 0
-    """Of the pictures and of the runs."""
+    """Seed of the pictures and of the runs."""
 
 
 def demo(arguments: list[str]) -> None:
@@ -171,15 +171,15 @@ class Show:
     folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
     """A folder with one sub-folder per class (or a benchmark's folder, with --benchmark)."""
     out: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("sheet.png")
-    """The picture to write."""
+    """Write the sheet to this .png file."""
     target: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")] = None
-    """A second folder, shown beside the first."""
+    """Show this folder beside the first one."""
     benchmark: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """DIR holds this benchmark."""
     pair: Annotated[str | None, tyro.conf.arg(metavar="A:B", help_behavior_hint="")] = None
-    """Two domains of the benchmark, side by side."""
+    """Show these two domains of the benchmark side by side."""
     per_class: int = 6
-    """Pictures of each class."""
+    """Show this many pictures of each class."""
 
 
 def data_show(arguments: list[str]) -> None:

@@ -1,8 +1,8 @@
 """Domain consensus clustering (Li et al., DCC, CVPR 2021): how many clusters has the target, and which are classes?
 
 The target is clustered with k-means for growing K. A target cluster and a source class match if each is the other's
-nearest; how far their images agree with that match is the consensus score, and it chooses K. Nothing here sees a target
-label.
+nearest. The consensus score measures how far their images agree with that match. It chooses K. Nothing here sees a
+target label.
 """
 
 from itertools import pairwise
@@ -115,13 +115,12 @@ def search_number_of_clusters(
 ) -> Search:
     """Cluster the target for K = start, start + interval, … ≤ maximum, and choose K by the consensus score.
 
-    The first K with the highest score is chosen. The search stops early when the score has not risen `drops` times in a
-    row, that is when each of the last `drops` scores is at most the one before it; then the K before these drops is
-    chosen (current − drops · interval), as in the reference, even if a K still earlier scored higher: the last peak
-    that the score fell from, not the highest.
+    The first K with the highest score is chosen. The search stops early when each of the last `drops` scores is at most
+    the one before it. Then the K before these drops is chosen (current − drops · interval), as in the reference, even
+    if an earlier K scored higher: the last peak, not the highest.
 
-    One hierarchy gives the seeding of every K (`seedings`), where the reference seeds ten times from scratch for each.
-    Its silhouette score is left out: nothing uses the value.
+    One hierarchy gives the seeding of every K (`seedings`); the reference seeds ten times from scratch for each K. The
+    reference's silhouette score is left out: nothing uses it.
 
     Args:
         source_features: (N_s, d), of any length.

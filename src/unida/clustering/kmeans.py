@@ -1,7 +1,7 @@
 """k-means with one careful seeding, on the features' device.
 
 On a CPU, the result depends on the features and a seed alone. On a GPU, sums of the same numbers in another order may
-differ in their last bits, and k-means may take another way.
+differ in their last bits, and k-means may find other clusters.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from unida.errors import UserError
 from unida.support.random import generator
 
 MAX_ITERATIONS = 300  # of Lloyd's algorithm; scikit-learn's default, which DCC uses
-SMALL_ITERATIONS = 10  # of clusters that are only to be merged
+SMALL_ITERATIONS = 10  # for small clusters, which are merged later
 ROUNDING = 1e-6  # squared distances below this part of the squared lengths are rounding errors in float32
 
 
@@ -33,7 +33,7 @@ class Clusters(NamedTuple):
 def kmeans(features: Tensor, num_clusters: int, seed: int) -> Clusters:
     """k-means from scratch: one careful seeding (`seedings`), then Lloyd's algorithm until no point changes.
 
-    Fewer clusters come back if there are fewer different points than asked for.
+    There are fewer clusters if there are fewer different points.
 
     Args:
         features: (N, d), N ≥ 1.
@@ -45,7 +45,7 @@ def kmeans(features: Tensor, num_clusters: int, seed: int) -> Clusters:
 
 @torch.no_grad()
 def kmeans_from(features: Tensor, centres: Tensor) -> Clusters:
-    """k-means that goes on from given centres.
+    """k-means that continues from given centres.
 
     Args:
         features: (N, d), N ≥ 1.
@@ -56,7 +56,7 @@ def kmeans_from(features: Tensor, centres: Tensor) -> Clusters:
 
 
 def centred(features: Tensor) -> tuple[Tensor, Tensor]:
-    """The features around their mean, and the mean: distances stay as they are, and lose less to rounding."""
+    """The features minus their mean, and the mean. Distances stay the same, with smaller rounding errors."""
     if not bool(features.isfinite().all()):
         raise UserError("the features to cluster are not finite: training diverged; lower --lr")
     points = features.float()
@@ -67,11 +67,11 @@ def centred(features: Tensor) -> tuple[Tensor, Tensor]:
 def seedings(points: Tensor, counts: Sequence[int], seed: int) -> list[Tensor]:
     """Centres to start k-means from, for several numbers of clusters at once.
 
-    Many small clusters are made first, then merged two by two where it raises the inertia least (Ward, 1963). Every
-    number on the way down has its seeding: one hierarchy for all. After Lloyd's algorithm, the inertia is about that of
-    the best of ten k-means++ seedings (benchmarks/clustering.py), so there are no restarts.
+    Many small clusters are made first. Then they are merged two by two, always the pair that raises the inertia least
+    (Ward, 1963). Each number of clusters on the way has its seeding: one hierarchy for all. After Lloyd's algorithm,
+    the inertia is about that of the best of ten k-means++ seedings (benchmarks/clustering.py): no restarts are needed.
 
-    The obvious warm start, the centres of the K before and a few points drawn by k-means++, fails in many dimensions: a
+    A simpler start, the centres of the last K and a few points drawn by k-means++, fails in many dimensions: a
     single point is farther from its neighbours than their mean is, so a new centre attracts nothing but itself.
 
     Args:
@@ -98,7 +98,7 @@ def spread_points(points: Tensor, count: int, draw: np.random.Generator) -> Tens
         points: (N, d).
 
     Returns:
-        (≤ count, d): it ends when every point lies on a drawn one.
+        (≤ count, d): fewer if every point equals a drawn one.
     """
     lengths = points.square().sum(dim=1)
     chosen = [points[int(draw.integers(len(points)))]]
@@ -115,7 +115,7 @@ def spread_points(points: Tensor, count: int, draw: np.random.Generator) -> Tens
 
 
 def squared_distances(points: Tensor, lengths: Tensor, centre: Tensor) -> Tensor:
-    """(N,) to one centre; points that float32 cannot tell from it have the distance 0.
+    """(N,) to one centre; points that equal it up to float32's rounding have the distance 0.
 
     Args:
         lengths: (N,) squared lengths of the points.
@@ -128,7 +128,7 @@ def squared_distances(points: Tensor, lengths: Tensor, centre: Tensor) -> Tensor
 def ward_groups(centres: np.ndarray, sizes: np.ndarray, counts: set[int]) -> dict[int, np.ndarray]:
     """Merge clusters two by two, always the pair that raises the inertia least (Ward, 1963).
 
-    Merging i and j raises it by ‖c_i − c_j‖² n_i n_j / (n_i + n_j). On the host: a chain of tiny steps.
+    Merging i and j raises it by ‖c_i − c_j‖² n_i n_j / (n_i + n_j). It runs on the host: it is a chain of tiny steps.
 
     Args:
         centres: (M, d).
@@ -152,12 +152,12 @@ def ward_groups(centres: np.ndarray, sizes: np.ndarray, counts: set[int]) -> dic
             break
         i = int(cost[np.arange(M), partner].argmin())
         j = int(partner[i])
-        # Lance & Williams' recurrence; what is infinite (itself, or merged away) stays so.
+        # Lance & Williams' recurrence; infinite costs (with itself, or with a merged cluster) stay infinite.
         merged = ((n[i] + n) * cost[i] + (n[j] + n) * cost[j] - n * cost[i, j]) / (n[i] + n[j] + n)
         cost[i], cost[:, i], cost[j], cost[:, j] = merged, merged, np.inf, np.inf
         n[i] += n[j]
         group[group == j] = i
-        # Merging makes no pair cheaper than its two halves were, so the others keep their partner.
+        # A merged cluster is never cheaper to join than the cheaper of its two parts, so the others keep their partner.
         stale = np.flatnonzero((partner == i) | (partner == j))
         partner[stale] = cost[stale].argmin(axis=1)
         partner[i], partner[j] = cost[i].argmin(), j
@@ -167,8 +167,8 @@ def ward_groups(centres: np.ndarray, sizes: np.ndarray, counts: set[int]) -> dic
 def lloyd(points: Tensor, centres: Tensor, max_iterations: int = MAX_ITERATIONS) -> Clusters:
     """Assign points to the nearest centre, move centres to the mean of their points, until no point changes.
 
-    A centre that lost all its points goes to the point that is farthest from its own centre; if no point differs from
-    its centre, the empty cluster is dropped.
+    A centre without points moves to the point that is farthest from its own centre. If no point differs from its
+    centre, the empty cluster is dropped.
 
     Args:
         points: (N, d).

@@ -11,7 +11,7 @@ from unida.data.pixels import Pixels
 
 
 class Views(NamedTuple):
-    """Where each image of a batch is cropped, and whether it is mirrored. Drawn on the host: a few bytes an image."""
+    """Where each image of a batch is cropped, and whether it is mirrored. Drawn on the host: a few bytes per image."""
 
     top: np.ndarray  # (B,) int64
     left: np.ndarray  # (B,) int64
@@ -68,7 +68,7 @@ def _cut_by_gather(canvas: Tensor, views: Views, crop: int) -> Tensor:
 
 
 class Preprocess:
-    """From cached pixels to what the network sees: float32 (B, 3, crop, crop), channels-last in memory.
+    """From cached pixels to the network's input: float32 (B, 3, crop, crop), channels-last in memory.
 
     Args:
         crop: side in pixels.

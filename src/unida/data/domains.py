@@ -38,14 +38,14 @@ class Source:
 
 @dataclass(frozen=True)
 class Target:
-    """Images only. What they show is known to `unida.evaluation.truth` alone."""
+    """Images only. Only `unida.evaluation.truth` knows what they show."""
 
     pixels: Pixels
     skipped: tuple[Skipped, ...] = ()
 
 
 def open_domains(options: DataOptions, visible: bool = True) -> tuple[Source, Target]:
-    """Scan, check, decode (or find decoded) both domains."""
+    """Scan and check both domains; decode them, or find them in the cache."""
     pair = benchmark_pair(options)
     if pair is not None:
         return _benchmark_source(pair, options, visible), _benchmark_target(pair, options, visible)
@@ -56,7 +56,7 @@ def open_domains(options: DataOptions, visible: bool = True) -> tuple[Source, Ta
     _refuse_skipped(source_skipped, options)
     if not source_files:
         raise UserError(f"--source {options.source} holds no image: it needs one sub-folder of images per class")
-    labelled_by_folder(source_files)  # complain about stray images before the long work of decoding
+    labelled_by_folder(source_files)  # refuse images outside class folders before the long work of decoding
     target = open_target(options, visible)
     source_pixels = _open(source_files, "source", options, visible)
     _refuse_lost_classes(source_files, source_pixels.files, options)
@@ -83,7 +83,7 @@ def open_target(options: DataOptions, visible: bool = True) -> Target:
         raise UserError(f"{options.target} holds no image: point it at a folder of jpg, png, webp, bmp or tiff")
     pixels = _open(files, "target", options, visible)
     if len(pixels) == 0:
-        raise UserError(f"{options.target}: none of its {len(files)} images can be read: mend or replace them")
+        raise UserError(f"{options.target}: none of its {len(files)} images can be read: fix or replace them")
     return Target(pixels, (*skipped, *pixels.skipped))
 
 
@@ -108,8 +108,8 @@ def open_benchmark_domain(
 
 
 def _benchmark_source(pair: BenchmarkPair, options: DataOptions, visible: bool) -> Source:
-    # In the benchmark's order, whatever the label sets: other shared classes give the same images the same ids. The
-    # published sets do take their shared classes from the start of that order, but no method looks at an id's place.
+    # In the benchmark's order: an id does not depend on which classes are shared. The published sets do take their
+    # shared classes from the start of that order, but no method uses the order of ids.
     wanted = set(pair.label_sets.source_classes)
     classes = tuple(name for name in pair.benchmark.classes if name in wanted)
     pixels, names, skipped = open_benchmark_domain(pair, pair.source, "adapt", classes, options, visible)
@@ -135,13 +135,13 @@ def _open(files: Sequence[ImageFile], what: str, options: DataOptions, visible: 
             size=options.image_size,
             cache_dir=options.cache,
             strict=options.strict,
-            memory_limit=0,  # mapped: whoever comes back to the images step by step reads them in
+            memory_limit=0,  # mapped: a run that needs pixels in every step reads them into memory
             progress=lambda done, total: report(done),
         )
 
 
 def _refuse_cache(cache: Path) -> None:
-    """A file where the cache needs a folder: reported at once, and not after all images were read."""
+    """Refuse a file where the cache needs a folder: now, not after all images were read."""
     inside = [cache / name for name in ("digests", "pixels", "features")]
     for path in (*inside, cache, *cache.parents):
         if os.path.lexists(path) and not os.path.isdir(path):
@@ -151,15 +151,15 @@ def _refuse_cache(cache: Path) -> None:
 
 
 def _refuse_skipped(skipped: Sequence[Skipped], options: DataOptions) -> None:
-    """--strict, for files that are not even tried: of another kind, or not to be read."""
+    """--strict, for files that are not decoded: they are no images, or cannot be read."""
     if options.strict and skipped:
         first = skipped[0]
-        raise UserError(f"{first.path}: {first.reason}; mend or remove the file, or run without --strict to skip it")
+        raise UserError(f"{first.path}: {first.reason}; fix or remove the file, or run without --strict to skip it")
 
 
 def _refuse_same_folder(source: Path, target: Path) -> None:
     if not source.is_dir() or not target.is_dir():
-        return  # scan says which is missing
+        return  # scan reports which is missing
     first, second = source.resolve(), target.resolve()
     if first == second:
         raise UserError(f"--source and --target are the same folder, {source}: give two")
@@ -168,9 +168,9 @@ def _refuse_same_folder(source: Path, target: Path) -> None:
 
 
 def _apply_duplicates(source: Pixels, target: Pixels, options: DataOptions) -> tuple[Pixels, Pixels]:
-    """--duplicates. Of several copies the first is kept: the source's before the target's.
+    """Apply --duplicates. The first of several copies is kept: the source's before the target's.
 
-    Done after decoding: files that give no picture (all empty ones are alike) are no duplicates.
+    Done after decoding: files without a picture (all empty files are equal) are no duplicates.
     """
     groups = find_duplicates([*source.files, *target.files])
     if not groups or options.duplicates == "keep":
@@ -193,11 +193,11 @@ def _apply_duplicates(source: Pixels, target: Pixels, options: DataOptions) -> t
 def _refuse_lost_classes(scanned: Sequence[ImageFile], readable: Sequence[ImageFile], options: DataOptions) -> None:
     lost = sorted({class_of(file) or "" for file in scanned} - {class_of(file) or "" for file in readable})
     if lost:
-        raise UserError(f"--source {options.source}: no image of class {lost[0]!r} can be read: mend or remove it")
+        raise UserError(f"--source {options.source}: no image of class {lost[0]!r} can be read: fix or remove it")
 
 
 def _refuse_dropped_whole(scanned: Sequence[ImageFile], source: Pixels, target: Pixels, options: DataOptions) -> None:
-    """--duplicates drop must not make a class, or the target, vanish in silence."""
+    """--duplicates drop must not remove a whole class, or the target, without an error."""
     lost = sorted({class_of(file) or "" for file in scanned} - {class_of(file) or "" for file in source.files})
     if lost:
         raise UserError(
@@ -206,7 +206,7 @@ def _refuse_dropped_whole(scanned: Sequence[ImageFile], source: Pixels, target: 
         )
     if len(target) == 0:
         raise UserError(
-            f"--target {options.target}: every image of it is a copy of one of the source: pass --duplicates keep, "
+            f"--target {options.target}: every image is a copy of a source image: pass --duplicates keep, "
             "or choose another folder"
         )
 

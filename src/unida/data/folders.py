@@ -1,4 +1,4 @@
-"""What is in a folder: its image files with the digests of their bytes, in an order no name can change."""
+"""The image files of a folder with the digests of their bytes, in an order that does not depend on names."""
 
 import hashlib
 import json
@@ -27,8 +27,8 @@ Progress = Callable[[int, int], None]  # (done, total)
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-# What must be unchanged for a remembered digest to hold: size, mtime_ns, ctime_ns, inode. The change time is
-# there because copying tools put the modification time back, and because it moves with the right to read.
+# A remembered digest is valid while these are unchanged: size, mtime_ns, ctime_ns, inode. The change time is
+# there because copying tools restore the modification time, and because it changes with the permissions.
 Stamp = tuple[int, int, int, int]
 Memo = dict[str, tuple[Stamp, str]]  # relative path → stamp, digest
 
@@ -63,8 +63,8 @@ def scan(
 ) -> tuple[list[ImageFile], list[Skipped]]:
     """Every image below ``root``, ordered by (digest, relative path), and every other file with the reason.
 
-    Links are followed, except back to a folder above them. Hidden files and folders are passed over in
-    silence. With ``cache_dir``, digests of unchanged files are remembered from run to run.
+    Links are followed, except back to a folder above them. Hidden files and folders are
+    ignored. With ``cache_dir``, digests of unchanged files are remembered from run to run.
     """
     folder = _existing_folder(root)
     found, skipped = _walk(folder)
@@ -91,7 +91,7 @@ def scan_listed(
 
 
 def class_of(file: ImageFile) -> str | None:
-    """The name of the sub-folder of the root the file lies in; None directly in the root or outside it."""
+    """The root's sub-folder that the file is in; None if it is directly in the root or outside it."""
     first, separator, _ = file.relative.partition("/")
     return first if separator and first != ".." else None
 
@@ -102,7 +102,7 @@ def labelled_by_folder(files: Sequence[ImageFile]) -> tuple[list[str], np.ndarra
     for file in files:
         name = class_of(file)
         if name is None:
-            raise UserError(f"{file.path}: lies in no class folder; move into one sub-folder per class")
+            raise UserError(f"{file.path}: lies in no class folder; move it into the sub-folder of its class")
         names.append(name)
     classes = sorted(set(names))
     number = {name: i for i, name in enumerate(classes)}
@@ -123,7 +123,7 @@ def digest_of(stream: BufferedReader) -> str:
 
 
 def in_threads(function: Callable[[Item], Result], items: Iterable[Item]) -> Generator[Result, None, None]:
-    """``map`` in one thread per processor, in order; few items are in flight, so memory stays flat."""
+    """``map`` in one thread per processor, in order. Few items wait at a time, so memory use stays small."""
     workers = os.cpu_count() or 1
     waiting: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(workers) as pool:
@@ -189,7 +189,7 @@ def _look_at(path: Path, relative: str) -> _Found | Skipped:
     except OSError as error:
         points_nowhere = isinstance(error, FileNotFoundError) and os.path.islink(path)
         return Skipped(str(path), "link to nothing" if points_nowhere else os_reason(error))
-    if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for ever
+    if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait forever
         return Skipped(str(path), "not a regular file")
     return _Found(path, relative, (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino))
 
@@ -202,7 +202,7 @@ def _with_digests(
     progress: Progress | None,
     whole: bool,
 ) -> tuple[list[ImageFile], list[Skipped]]:
-    """Digests for all, from the memo where it holds; ``whole``: what was not found exists no more."""
+    """Digests for all, from the memo if it is still valid; ``whole``: forget files that were not found."""
     memo_path = None if cache_dir is None else _memo_path(cache_dir, root)
     old = {} if memo_path is None else _read_memo(memo_path)
     known = {item.path: old[item.relative][1] for item in found if _still_holds(item, old)}
@@ -266,7 +266,7 @@ def _write_memo(path: Path, memo: Memo) -> None:
 
 
 def remove(path: Path) -> None:
-    """A file or a link, or a folder with all that is in it."""
+    """Remove a file or a link, or a folder with its content."""
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)
     else:

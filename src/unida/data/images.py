@@ -12,11 +12,11 @@ IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".
 ResizeMode = Literal["squash", "short"]
 
 # Pillow's own default for "possibly a decompression bomb". Pillow only warns from here to twice as much, and
-# its limit is a global anyone may lift; here everything above is bad, whatever the warnings filters say.
+# its limit is a global that any code may change; here everything above is bad, with any warnings filter.
 MAX_PIXELS = 1024**3 // 4 // 3
 
-# What the suffixes above can hold, however a file is named (a GIF called .jpg is common). Not Pillow's whole
-# list: some of its formats hand the file to an external program.
+# Formats that files with these suffixes really have (a GIF named .jpg is common). Not all of Pillow's formats:
+# for some of them it calls an external program.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
 
 _TIFF_BITS_PER_SAMPLE, _TIFF_PHOTOMETRIC, _TIFF_SAMPLE_FORMAT = 258, 262, 339
@@ -84,7 +84,7 @@ def resize(image: Image.Image, mode: ResizeMode, size: int) -> np.ndarray:
         uint8 (H, W, 3).
 
     Raises:
-        BadImage: so elongated that the resized picture would exceed `MAX_PIXELS`.
+        BadImage: the picture is so long and narrow that it would exceed `MAX_PIXELS` when resized.
     """
     width, height = resized_shape(image.width, image.height, mode, size)
     _check_pixel_count(width, height)
@@ -116,10 +116,10 @@ def _one_line(error: BaseException) -> str:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """Turned as its EXIF orientation says; a damaged EXIF block does not spoil a sound picture."""
+    """Turn the image by its EXIF orientation; a damaged EXIF block is ignored."""
     try:
         ImageOps.exif_transpose(image, in_place=True)
-    except Exception:  # the EXIF parser, too, raises nearly anything
+    except Exception:  # the EXIF parser raises nearly anything, too
         return image
     return image
 
@@ -130,7 +130,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.has_transparency_data:
         white = Image.new("RGBA", image.size, "white")
         return Image.alpha_composite(white, _to_rgba(image)).convert("RGB")
-    # CMYK needs no care: Pillow reads every CMYK JPEG as Adobe writes them (inverted), as browsers do.
+    # CMYK needs no special case: Pillow reads every CMYK JPEG as Adobe writes them (inverted), as browsers do.
     return image.convert("RGB")
 
 
@@ -155,7 +155,7 @@ def _deep_grey_to_8bit(image: Image.Image) -> np.ndarray:
     else:
         full_scale = None
     grey = _scale_to_8bit(values, full_scale, is_float=image.mode == "F")
-    if tags.get(_TIFF_PHOTOMETRIC) == 0:  # "white is zero", which Pillow heeds for 8-bit files only
+    if tags.get(_TIFF_PHOTOMETRIC) == 0:  # "white is zero": Pillow respects it for 8-bit files only
         grey = 255 - grey
     transparent = image.info.get("transparency")
     if isinstance(transparent, int):
@@ -166,9 +166,8 @@ def _deep_grey_to_8bit(image: Image.Image) -> np.ndarray:
 def _scale_to_8bit(values: np.ndarray, full_scale: float | None, is_float: bool) -> np.ndarray:
     """Linear map of [0, full_scale] to 0…255.
 
-    32-bit and float files do not say what white is. It is taken to be the least of 1 (float only), 255 and
-    65535 that holds all values; a picture that fits none, or has negative values, is stretched from its least
-    value to its greatest.
+    32-bit and float files do not say what white is. It is the smallest of 1 (float only), 255 and 65535 that no
+    value exceeds. If none fits, or there are negative values, the smallest value is black and the largest white.
     """
     if is_float:
         values = np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)

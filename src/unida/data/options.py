@@ -37,11 +37,11 @@ class DataOptions:
     resize: Literal["squash", "short"] = "squash"
     """squash: resize to a square (OVANet); short: resize the short side and keep the aspect ratio (DCC)."""
     image_size: int = 256
-    """Side in pixels that images are resized to and kept at."""
+    """Resize images to this side in pixels."""
     crop: int = 224
-    """Side in pixels of the crop that the network sees."""
+    """Side in pixels of the crop that the network gets."""
     duplicates: Literal["error", "drop", "keep"] = "error"
-    """What to do with files of the same content, within or across the folders (benchmarks always keep them)."""
+    """Refuse, drop or keep files of the same content, in one folder or in both (benchmarks always keep them)."""
     min_images_per_class: int = 2
     """Refuse a source class with fewer images."""
     strict: bool = False

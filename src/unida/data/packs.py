@@ -2,7 +2,7 @@
 
 A *pack* is the folder ``<cache_dir>/pixels/<key>``: ``pixels.u8`` holds the images one after another,
 ``meta.json`` their shapes, checksums and the files that gave no picture. The key is made of the files'
-digests and of how they were decoded, so a pack never goes stale, and moving or renaming images costs nothing.
+digests and of how they were decoded, so a pack is never out of date, and moving or renaming images costs nothing.
 Every image is compared with its checksum the first time that a process reads it: `benchmarks/digests.py` measures what
 that costs.
 """
@@ -35,7 +35,7 @@ logger = logging.getLogger("unida")
 
 DECODER_VERSION = 1  # raise it whenever decoding or resizing gives other pixels than before
 SPOT_CHECKS = 34  # images compared with their checksums on opening, so that most damage is found early
-SECONDS_TO_REMOVE = 10  # whoever holds a pack's lock for longer builds it anew
+SECONDS_TO_REMOVE = 10  # a process that holds a pack's lock for longer is building it again
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -51,11 +51,11 @@ class Guard:
         return cls(folder, checksums, np.zeros(len(checksums), dtype=bool))
 
     def compare(self, place: int, image: np.ndarray) -> None:
-        """A UserError if the image is not what was written; the pack is removed then.
+        """Raise a UserError and remove the pack if the image is not what was written.
 
         Args:
             place: which image of the pack.
-            image: its bytes, in one piece.
+            image: its bytes, contiguous.
         """
         if zlib.crc32(image.data) != self.checksums[place]:
             raise _damage_error(self.folder, place)
@@ -119,7 +119,7 @@ def read_pack(folder: Path, count: int) -> Meta:
 
 
 def _size_of_file(path: Path) -> int:
-    """Bytes; what is no file (to open a pipe would wait for ever) is damage."""
+    """Its bytes. Anything but a regular file is damage: opening a pipe would wait forever."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise DamagedPackError(f"{path.name} is not a file")
@@ -127,7 +127,7 @@ def _size_of_file(path: Path) -> int:
 
 
 def _checksum(content: dict[str, Any]) -> int:
-    """Of what ``meta.json`` says."""
+    """Checksum of the content of ``meta.json``."""
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 
@@ -149,7 +149,7 @@ def build_under_lock(
     strict: bool,
     progress: Progress | None,
 ) -> Meta:
-    """Build the pack, unless another process has done so by the time the lock is ours."""
+    """Build the pack, unless another process built it while this one waited for the lock."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = _lock_of(folder)
     try:
@@ -233,7 +233,7 @@ def decode(file: ImageFile, mode: ResizeMode, size: int) -> np.ndarray | BadImag
     """uint8 (H, W, 3), or why there is no picture."""
     try:
         with open(file.path, "rb") as stream:
-            if digest_of(stream) != file.digest:  # other pixels must not enter under the old key
+            if digest_of(stream) != file.digest:  # new pixels must not be stored under the old key
                 raise UserError(f"{file.path}: changed while the folder was being read; run again")
             return resize(decode_rgb(stream), mode, size)
     except OSError as error:
@@ -257,11 +257,11 @@ def _sync_folder(folder: Path) -> None:
 
 
 def strict_error(file: ImageFile, reason: str) -> UserError:
-    return UserError(f"{file.path}: {reason}; mend or remove the file, or run without --strict to skip it")
+    return UserError(f"{file.path}: {reason}; fix or remove the file, or run without --strict to skip it")
 
 
 def _damage_error(folder: Path, place: int) -> UserError:
-    """Removes the pack, so that the next run decodes the images again."""
+    """Remove the pack, so that the next run decodes the images again."""
     with suppress(OSError), _lock_of(folder).acquire(timeout=SECONDS_TO_REMOVE):
         remove(folder)
     what = f"cached pixels in {folder} are damaged at image {place}"

@@ -1,4 +1,4 @@
-"""Which images do the options name: two folders, or a pair of a benchmark's domains? Knows no pixels."""
+"""Find what the options name: two folders, or two domains of a benchmark. It reads no pixels."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ def benchmark_pair(options: DataOptions) -> BenchmarkPair | None:
     if options.benchmark is None:
         for option, value in (("--root", options.root), ("--pair", options.pair)):
             if value is not None:
-                raise UserError(f"{option} goes with --benchmark NAME: give that too, or leave {option} out")
+                raise UserError(f"{option} needs --benchmark NAME: add it, or leave {option} out")
         for option, value in (("--source", options.source), ("--target", options.target)):
             if value is None:
                 raise UserError(f"{option} DIR is missing: give two folders, or --benchmark NAME --root DIR --pair A:B")

@@ -57,7 +57,7 @@ class Pixels:
         return self._buffer[start : start + height * width * 3].reshape(height, width, 3)
 
     def _check(self, index: np.ndarray) -> None:
-        """Compare those images at ``index`` with their checksums that this process has never read."""
+        """Compare the images at ``index`` with their checksums, if this process has not read them before."""
         if self._guard is None:
             return
         for i in index[~self._guard.checked[self._places[index]]]:
@@ -66,7 +66,7 @@ class Pixels:
     def windows(
         self, index: np.ndarray | torch.Tensor, top: Offsets, left: Offsets
     ) -> tuple[np.ndarray, Offsets, Offsets]:
-        """An S×S part of each image that contains the crop beginning at (top, left) and no larger than S×S.
+        """An S×S window of each image. It contains the crop at (top, left), which is at most S×S.
 
         Args:
             index: (B,) which images.
@@ -90,7 +90,7 @@ class Pixels:
         return windows, _like(top, inside[:, 0]), _like(left, inside[:, 1])
 
     def in_memory(self, processes: int = 1) -> "Pixels":
-        """The same, read into memory if that takes at most a quarter of what is free, shared by all processes."""
+        """The same, read into memory if all processes together need at most a quarter of the free memory."""
         if self._buffer.nbytes > _quarter_of_free_memory() // processes:
             return self
         guard = None if self._guard is None else Guard.of(self._guard.folder, self._guard.checksums)
@@ -159,7 +159,7 @@ def open_pixels(
 
 
 def decode_in_memory(files: Sequence[ImageFile], mode: ResizeMode, size: int) -> Pixels:
-    """The pixels of a few files, decoded now and kept nowhere: for images that are looked at once."""
+    """The pixels of a few files, decoded now and not cached: for images that are used once."""
     decoded = list(in_threads(partial(decode, mode=mode, size=size), files))
     good = [(file, pixels) for file, pixels in zip(files, decoded, strict=True) if isinstance(pixels, np.ndarray)]
     shapes = np.array([pixels.shape[:2] for _, pixels in good], dtype=np.int64).reshape(-1, 2)

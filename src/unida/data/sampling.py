@@ -12,7 +12,7 @@ from unida.support.random import generator
 class BalancedSampler:
     """Class-balanced draws with replacement: each class equally likely, then each of its images equally likely.
 
-    OVANet draws with weights 1/class frequency and replacement (WeightedRandomSampler), which is the same law.
+    OVANet draws with weights 1/class frequency and replacement (WeightedRandomSampler), which is the same distribution.
 
     Args:
         labels: (N,) class ids 0…C−1; a class without images is never drawn.
@@ -35,7 +35,7 @@ class BalancedSampler:
 class ShuffledSampler:
     """An endless stream of shuffles of all images, cut into batches.
 
-    The references drop the incomplete batch at the end of each epoch; here the next epoch's shuffle follows on, so
+    The references drop the incomplete batch at the end of each epoch; here the next epoch's shuffle follows, so
     that a set smaller than a batch works too and every image is seen equally often.
 
     Args:

@@ -11,8 +11,8 @@ UNKNOWN = "unknown"  # the answer for what is no class of the source
 class LabelSets:
     """Three disjoint tuples of class names.
 
-    Source class ids are positions in `source_classes`, 0…C−1. Every target-private class is the one id
-    `unknown` = C, in evaluation only.
+    They are sets: class ids follow the benchmark's order (`unida.data.domains`). Answers name a source class 0…C−1,
+    or `unknown` = C.
     """
 
     shared: tuple[str, ...]
@@ -30,7 +30,7 @@ class LabelSets:
 
     @property
     def source_classes(self) -> tuple[str, ...]:
-        """Shared, then source-private: position = class id."""
+        """Shared, then source-private."""
         return self.shared + self.source_private
 
     @property
@@ -40,7 +40,7 @@ class LabelSets:
 
     @property
     def unknown(self) -> int:
-        """The id of every target-private class: C, the number of source classes."""
+        """The id of the answer "unknown": C, the number of source classes."""
         return len(self.source_classes)
 
     @property

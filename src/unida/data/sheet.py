@@ -1,4 +1,4 @@
-"""Contact sheets: pictures of the data a person can look at before trusting it."""
+"""Contact sheets: pictures of the data, for a person to check."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ _AISLE = 28  # between the source and the target half
 _BELOW = 14  # between a group and the next caption
 _FONT, _TITLE_FONT = 15, 20
 _CAPTION, _TITLE = 22, 34  # heights of a caption and of a heading
-# Grey paper, darker grey around pictures: product photos are white to the edge and must not run together.
+# Grey paper, darker grey around pictures: product photos are white up to the edge and must not look like one.
 _PAPER, _TILE, _INK, _FAINT = (238, 238, 238), (222, 222, 222), (25, 25, 25), (130, 130, 130)
 _BROKEN, _CROSS = (180, 180, 180), (110, 110, 110)
 
@@ -46,7 +46,7 @@ def side_by_side(
 ) -> Path:
     """Draw (class, source files, target files) rows as a PNG, source left and target right. Returns `out`.
 
-    At most `per_side` images of each side are shown; a side without any says so.
+    At most `per_side` images of each side are shown; a side without images has a note.
     """
     _check(out, thumb, per_side, len(rows))
     half = _block_width(per_side, thumb)
@@ -82,7 +82,7 @@ def _block_width(columns: int, thumb: int) -> int:
 
 
 def _block_height(count: int, columns: int, thumb: int) -> int:
-    """Height of the rows `count` thumbnails fill; a line of text when there are none."""
+    """Height of the rows that `count` thumbnails fill; of a line of text if there are none."""
     return -(-count // columns) * (thumb + _GAP) - _GAP if count else _CAPTION
 
 
@@ -121,7 +121,7 @@ def _write(
     size: int = _FONT,
     colour: tuple[int, int, int] = _INK,
 ) -> None:
-    """Write one line of text, cut with '…' where it would not fit. Any text: class folders have names of all kinds."""
+    """Write one line of text, cut with '…' if it is too long. It may hold any characters, like the names of folders."""
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=size)
     shown = printable(text)[: width + 1]  # a letter takes a pixel or more
     if draw.textlength(shown, font=font) > width:

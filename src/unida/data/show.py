@@ -1,4 +1,4 @@
-"""What a person sees of the data: contact sheets of folders and benchmarks, and the list of benchmarks."""
+"""The data for people: contact sheets of folders and benchmarks, and the list of benchmarks."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from unida.data.sheet import contact_sheet, side_by_side
 from unida.errors import UserError, printable
 
 LONGEST_NAME = 60  # letters of a class's name that are shown
-MOST_ANSWERS = 40  # classes on a sheet of answers: a longer one is not looked at
+MOST_ANSWERS = 40  # classes on a sheet of answers: a longer one is too much to look at
 Groups = dict[str, list[Path]]  # class → pictures
 
 
@@ -74,7 +74,7 @@ def _caption(name: str, paths: list[Path]) -> str:
 
 
 def _shortened(name: str) -> str:
-    """So that the count behind it stays in the picture."""
+    """Cut a long name, so that the count after it stays visible."""
     shown = printable(name)
     return shown if len(shown) <= LONGEST_NAME else f"{shown[: LONGEST_NAME - 1]}…"
 
@@ -93,6 +93,6 @@ def show_answers(predictions: Sequence[tuple[str, str]], out: Path, per_class: i
 
 
 def _spread(paths: list[Path], count: int) -> list[Path]:
-    """A few of them from all over the list: neighbours in a folder tend to look alike."""
+    """A few paths, spread over the list: neighbours in a folder often look alike."""
     step = max(len(paths) / count, 1)
     return [paths[int(i * step)] for i in range(min(count, len(paths)))]

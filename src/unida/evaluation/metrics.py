@@ -1,14 +1,14 @@
 """How well known target images are named and unknown ones refused.
 
 "HOS" is not one number: published tables average over classes, over samples or over private classes. Every
-variant is computed from the same predictions, under its own name, so that like is compared with like.
+variant is computed from the same predictions, under its own name, so that the same variants are compared.
 
 Ids, for a source of C classes: `truth` is 0…C−1 for the source classes and C or more for target-private
-classes, each with an id of its own; all of these are "unknown". `prediction` is 0…C, where C says "unknown".
-`closed` is the class 0…C−1 that would have been named had refusing not been allowed. A higher `unknown_score`
-means more unknown. A *shared* class is a source class with at least one target image.
+classes, each with an id of its own; all of these are "unknown". `prediction` is 0…C, where C means "unknown".
+`closed` is the class 0…C−1 that would be named if "unknown" were not allowed. A higher `unknown_score` means
+more unknown. A *shared* class is a source class with at least one target image.
 
-Values are fractions in 0…1; one that does not exist (the recall of unknowns where there are none) is None.
+Values are fractions in 0…1; one that does not exist (the recall of unknowns if there are none) is None.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ METRIC_NOTES: dict[str, str] = {
     "hos": "harmonic mean of known and unknown (OVANet as corrected, UniOT, GLC, LEAD, MLNet, TLlib)",
     "hos_sample": "harmonic mean of known_sample and unknown (DCC, CMU, PPOT)",
     "hos_ovanet_legacy": (
-        "harmonic mean of unknown and of the first C−1 recalls, averaged, out of [shared classes…, unknown] "
+        "harmonic mean of unknown and of the mean of the first C−1 recalls in [shared classes…, unknown] "
         "for C source classes (OVANet's code at publication)"
     ),
     "unk_classmean": "recall as 'unknown' averaged over target-private classes (UNK of ROS and STA)",
@@ -58,7 +58,7 @@ class ClassRow(NamedTuple):
 class OpenSetResult(NamedTuple):
     """All metrics of one pass over the target; METRIC_NOTES defines each number.
 
-    A named tuple and not a frozen dataclass, because torchmetrics refuses to hand out the latter.
+    A named tuple and not a frozen dataclass, because torchmetrics refuses to return the latter.
 
     `per_class` and `confusion` have the same rows: the C source classes, unknown as a whole, then each of the
     P private classes that occur. `confusion` is (C+1+P, C+1) int64; its columns are the predictions.
@@ -148,12 +148,12 @@ def oscr(unknown_score: Tensor, is_unknown: Tensor, closed_correct: Tensor) -> f
 
     CCR(t) = #(known, score ≤ t, closed class right) / #known, FPR(t) = #(unknown, score ≤ t) / #unknown.
     Images of equal score enter together and straight lines join the curve, so a tie counts half. The area is
-    then AUROC's sum over pairs, with wrongly classified knowns winning none, so it never exceeds AUROC.
+    then AUROC's sum over pairs, but wrongly classified knowns win no pair, so it never exceeds AUROC.
 
     Args:
         unknown_score: (N,) float, higher = more unknown.
         is_unknown: (N,) bool.
-        closed_correct: (N,) bool, the closed-set class is right; not read where `is_unknown`.
+        closed_correct: (N,) bool, the closed-set class is right; ignored if `is_unknown`.
     """
     _require_finite(unknown_score)
     n_unknown = int(is_unknown.sum())
@@ -248,7 +248,7 @@ class OpenSetMetrics(Metric):
     """`open_set_metrics` over batches and processes.
 
     Each process may see any number of images, even none; `compute` gathers them all, so every process returns
-    the same result. Inputs follow the metric to its device; `.to(device)` it if the process group needs that.
+    the same result. Inputs are moved to the metric's device; call `.to(device)` if the process group needs that.
 
     Args:
         n_source_classes: C.
@@ -290,7 +290,7 @@ class OpenSetMetrics(Metric):
     def update(self, truth: Tensor, prediction: Tensor, closed: Tensor, unknown_score: Tensor) -> None:
         """Keep one batch: four (B,) tensors as in `open_set_metrics`; `compute` checks the values."""
         batch = {"truth": truth, "prediction": prediction, "closed": closed, "unknown_score": unknown_score}
-        _require_vectors(**batch)  # now: lengths that differ may add up to equal ones
+        _require_vectors(**batch)  # now: different lengths of batches may add up to equal ones
         for name, values in batch.items():
             # device before dtype: not every device knows float64
             getattr(self, name).append(values.detach().to(self.device).to(self._state_dtypes[name]))
@@ -298,7 +298,7 @@ class OpenSetMetrics(Metric):
     def sync(self, *args: Any, **kwargs: Any) -> None:
         """Gather the states of all processes, as `torchmetrics.Metric.sync`.
 
-        A process without images would send float32 where the others send int64: give it empty states first.
+        A process without images would send float32 while the others send int64: give it empty states first.
         """
         for name, dtype in self._state_dtypes.items():
             state = getattr(self, name)
@@ -336,7 +336,7 @@ def _class_rows(confusion: Tensor, private_ids: list[int], class_names: Sequence
     ids = [*range(C), C, *private_ids]
     n_images = confusion.sum(dim=1).tolist()
     n_right = confusion.diagonal().tolist() + confusion[C + 1 :, C].tolist()
-    # private rows are part of the row of all unknowns, and no answer is theirs
+    # private rows are part of the row of all unknowns, and no answer names them
     n_answers = confusion[: C + 1].sum(dim=0).tolist() + [0] * P
     rows = []
     for place, (class_id, n, right, answers) in enumerate(zip(ids, n_images, n_right, n_answers, strict=True)):
@@ -356,7 +356,7 @@ def _class_rows(confusion: Tensor, private_ids: list[int], class_names: Sequence
 
 
 def _require_vectors(**vectors: Tensor) -> None:
-    """Checks that need no look at the values, so they cost no wait for the device."""
+    """Checks that do not read the values, so that nothing waits for the device."""
     shapes = {name: tuple(values.shape) for name, values in vectors.items()}
     if any(len(shape) != 1 for shape in shapes.values()) or len(set(shapes.values())) > 1:
         raise ValueError(f"expected vectors of one length, got {shapes}")

@@ -17,7 +17,7 @@ from unida.methods.base import Method
 from unida.support.files import write_csv
 from unida.support.progress import progress
 
-CHUNK = 256  # images decoded at a time: memory stays flat however many there are
+CHUNK = 256  # images decoded at a time: memory use does not grow with their number
 
 
 class Prediction(NamedTuple):
@@ -35,7 +35,7 @@ class Predictions(list[Prediction]):
         self.skipped = list(skipped)
 
     def of(self, paths: Iterable[str]) -> "Predictions":
-        """What there is for each of these paths, in this order and under these names; the same path may come twice."""
+        """Predictions and skipped files of these paths, in this order and with these names; a path may come twice."""
         answers = {prediction.path: prediction for prediction in self}
         reasons = {skipped.path: skipped.reason for skipped in self.skipped}
         plain = [(path, str(Path(path))) for path in paths]  # "./a.png" is "a.png"
@@ -45,7 +45,7 @@ class Predictions(list[Prediction]):
         )
 
     def write_csv(self, path: Path) -> None:
-        """A row per file, by path; a skipped file has no label but a reason."""
+        """A row per file, sorted by path; a skipped file has a reason instead of a label."""
         rows: list[tuple[str, ...]] = [
             (p.path, p.label, f"{p.probability:.4f}", f"{p.unknown_score:.4f}", "") for p in self
         ]

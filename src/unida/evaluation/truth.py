@@ -1,4 +1,4 @@
-"""What the target's images really show. Read by evaluation alone; nothing in training imports this module."""
+"""The true classes of the target's images. Only evaluation reads them; nothing in training imports this module."""
 
 import logging
 import os
@@ -35,7 +35,7 @@ class Truth:
 def read_truth(
     options: DataOptions, target: Target | None, classes: tuple[str, ...], visible: bool = True
 ) -> Truth | None:
-    """The truth of a benchmark's target, of a labelled target folder if `--target-labels` says so, or None."""
+    """The truth of a benchmark's target, of a labelled target folder if `--target-labels` is set, or None."""
     pair = benchmark_pair(options)
     if pair is not None:
         wanted = pair.label_sets.target_classes
@@ -75,7 +75,7 @@ def read_truth_of_run(
         truth = read_truth(options, None, classes, visible)
     else:
         assert options.target is not None
-        # Which images were dropped as copies only the two folders together tell.
+        # Only both folders together show which images were dropped as copies.
         together = folder is None and options.duplicates == "drop"
         target = open_domains(options, visible)[1] if together else open_target(options, visible)
         truth = read_truth(replace(options, target_labels=True), target, classes, visible)

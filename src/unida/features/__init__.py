@@ -1,1 +1,1 @@
-"""What the network is fed: pixels, or the kept output of its frozen part."""
+"""The network's input: pixels, or the kept output of its frozen part."""

@@ -1,4 +1,4 @@
-"""What the network is fed: views of images, and images that recipes make of them."""
+"""The network's input: views of images, and images that recipes make from them."""
 
 from typing import Protocol
 
@@ -49,12 +49,11 @@ class PixelInputs(Preprocess):
         self, recipe: Recipe, pixels: Pixels, index: np.ndarray, draw: np.random.Generator, part: slice, views: Tensor
     ) -> Made:
         if isinstance(recipe, SetRecipe):
-            own = draw.spawn((part.start or 0) + 1)[
-                -1
-            ]  # processes make them of their own images, by draws of their own
+            # Each process makes them of its own images, by draws of its own.
+            own = draw.spawn((part.start or 0) + 1)[-1]
             return recipe.make_of_several(views, index[part], own, len(views))
         assert isinstance(recipe, ImageRecipe)
-        images = self.training_view(pixels, index, draw, part)  # not `views`: a made image is a view of its own
+        images = self.training_view(pixels, index, draw, part)  # not `views`: a made image gets a view of its own
         made, labels = recipe.make_each(images, recipe.choose(len(index), draw)[part])
         return Made(made, labels, torch.from_numpy(index[part, None]).to(self.device, non_blocking=True))
 

@@ -1,13 +1,13 @@
 """Features at a tap, computed once per image and view and kept on disk.
 
-When the layers up to a tap are frozen, what they make of an image never changes. View 0 is the central crop (the test
+When the layers up to a tap are frozen, their output for an image never changes. View 0 is the central crop (the test
 view); views 1…V are random crops and mirrors that depend on the image's content and the view's number alone. So other
-methods, seeds, pairs and folders that hold the same image find its features there. What a recipe makes of an image is
-kept in the same way; what it makes of several images is a pool (`unida.features.pool`).
+methods, seeds, pairs and folders that hold the same image find its features there. What a recipe makes from one
+image is kept in the same way; what it makes from several images is a pool (`unida.features.pool`).
 
 Each view has a shelf of its own (`unida.features.shelf`) in the folder ``<cache_dir>/features/<key>``. The key is made
 of the backbone's weights, the tap, the normalisation, the resizing, the crop, the recipe, the view and the number
-format: a shelf never goes stale.
+format: a shelf is never out of date.
 """
 
 import hashlib
@@ -56,7 +56,7 @@ class _Missing(NamedTuple):
 
 
 class FeatureInputs:
-    """Gives methods features at the tap where `PixelInputs` gives images.
+    """Gives methods features at the tap, while `PixelInputs` gives images.
 
     Args:
         views: V, random views kept per image; a training step draws one of them for each image.
@@ -89,7 +89,7 @@ class FeatureInputs:
     def made(
         self, recipe: Recipe, pixels: Pixels, index: np.ndarray, draw: np.random.Generator, part: slice, views: Tensor
     ) -> Made:
-        """Kept views of what the recipe makes of these images; of several images, a random part of the pool."""
+        """Kept views of what the recipe makes from each image, or a random part of the pool if it needs several."""
         if isinstance(recipe, SetRecipe):
             features, labels, of = self._pools[id(pixels), recipe.key].draw(len(index), draw, part)
         else:
@@ -111,7 +111,7 @@ class FeatureInputs:
         return [Job(pixels, views, recipe) for recipe in (None, *each) for pixels, views in sets]
 
     def prepare_pools(self, recipes: Mapping[str, Recipe], domains: Sequence[Pixels], visible: bool) -> None:
-        """Make what recipes make of several images of each domain, where it is not there yet."""
+        """Fill the pools of each domain, for recipes that need several images, if they are not there yet."""
         for pixels, pool in self._open_pools(recipes, domains):
             try:
                 pool.prepare(visible)
@@ -168,7 +168,7 @@ class FeatureInputs:
                 done += len(missing)
 
     def _store(self, pixels: Pixels, index: np.ndarray, view: int, recipe: ImageRecipe | None) -> None:
-        """Compute and keep, without what a shelf still has after a kill or damage."""
+        """Compute and keep features, except those that a shelf still has after a kill or damage."""
         computed = self._compute(pixels, index, view, recipe)
         for shelf, values in zip(self._shelves_of(pixels, view, recipe), computed, strict=False):
             shelf.refresh()
@@ -188,7 +188,7 @@ class FeatureInputs:
         return found
 
     def seconds_per_view(self, pixels: Pixels, index: np.ndarray) -> float:
-        """How long the frozen part takes for an image here."""
+        """Seconds that the frozen part takes for an image on this machine."""
         sample = index[:16]
         self._compute(pixels, sample, 0, None)  # the first call is slower than the rest
         start = time.perf_counter()
@@ -261,7 +261,7 @@ class FeatureInputs:
         return gathered if gathered is not None else torch.empty((0, *self.stem.shape))
 
     def _to_device(self, features: Tensor) -> Tensor:
-        """16-bit numbers on the host → float32 on the device, channels-last where they are maps."""
+        """16-bit numbers on the host → float32 on the device, channels-last if they are maps."""
         if self.device.type == "cuda":
             features = features.pin_memory()
         on_device = features.to(self.device, non_blocking=True).float()
@@ -277,13 +277,13 @@ class FeatureInputs:
         return self._rows[key][1]
 
     def _key(self, pixels: Pixels, view: int, recipe: ImageRecipe | None) -> str:
-        """Tells a shelf from all others."""
+        """Identifies a shelf."""
         stem, resizing = self.stem, f"{pixels.resize} {pixels.size} decoder {DECODER_VERSION}"
         key = f"{FORMAT_VERSION} | {stem.key} | {stem.format} {stem.shape} | {(resizing, self.preprocess.crop, view)}"
         return key if recipe is None else f"{key} | {recipe.key}"
 
     def _shelves_of(self, pixels: Pixels, view: int, recipe: ImageRecipe | None) -> list[Shelf]:
-        """Of a view's features, and of a recipe's labels."""
+        """The shelves of a view's features and of a recipe's labels."""
         kinds = (False,) if recipe is None else (False, True)
         return [self._shelf(pixels, view, recipe, labels) for labels in kinds]
 

@@ -1,6 +1,6 @@
-"""A pool of images that a recipe made of several, for a frozen stem: made once from fresh pixels, kept as features.
+"""A pool of images that a recipe made from several images, for a frozen stem: made once from pixels, kept as features.
 
-They cannot be made of kept features, so a number of them is made in advance. Image i of the pool depends on the set of
+They cannot be made from kept features, so some are made in advance. Image i of the pool depends on the set of
 images, the recipe and i alone: other methods, seeds and target folders with the same images find it on the same shelf.
 """
 
@@ -25,7 +25,7 @@ from unida.support.random import generator
 
 log = logging.getLogger("unida")
 
-CHUNK = 64  # images that are made together, of as many images
+CHUNK = 64  # images that are made together, from the same number of images
 FORMAT_VERSION = 2  # raise it whenever the same key would hold other numbers
 
 
@@ -43,7 +43,7 @@ class Pool:
             f"{pixels.resize} {pixels.size} decoder {DECODER_VERSION} | crop {preprocess.crop}"
         )
         self.folder = folder
-        made = self._make(0)  # for the shape of what comes with the images
+        made = self._make(0)  # for the shapes of labels and indices
         self.features = self._shelf("features", stem.shape, TORCH_FORMAT[stem.format])
         self._labels = self._shelf("labels", tuple(made.labels.shape[1:]), made.labels.dtype)
         self._of = self._shelf("of", tuple(made.of.shape[1:]), torch.int64)
@@ -80,7 +80,7 @@ class Pool:
                     report(done * CHUNK)
 
     def _keep(self, names: list[bytes], made: Made) -> None:
-        """Store a chunk, without what a shelf still has of it after a kill or damage."""
+        """Store a chunk, except the part that a shelf still has after a kill or damage."""
         for shelf, values in zip(self._shelves, made, strict=True):
             shelf.refresh()
             new = [i for i, name in enumerate(names) if name not in shelf.row_of]
@@ -103,7 +103,7 @@ class Pool:
         return Shelf(self.folder / name, shape, kind)
 
     def _missing(self) -> list[int]:
-        """Chunks of which something is not there: an image, its label, or what it was made of."""
+        """Chunks in which something is missing: an image, its label, or what it was made from."""
         return [
             chunk
             for chunk in range(self.chunks)
@@ -122,7 +122,7 @@ class Pool:
 
     @torch.inference_mode()
     def _make(self, chunk: int) -> Made:
-        """Images come in the order of their digests, so the chunk does not depend on the folder's name."""
+        """Make a chunk. Images are ordered by digest, so it does not depend on the folder's name."""
         draw = generator(0, f"{self.recipe.name} of {self.images_key}", chunk)
         index = draw.choice(len(self.pixels), size=min(CHUNK, len(self.pixels)), replace=False)
         views = random_views(draw, self.pixels.shapes[index], self.preprocess.crop)

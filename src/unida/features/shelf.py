@@ -1,7 +1,7 @@
 """Rows of numbers on disk: features that a frozen stem made, and the labels of made images.
 
 A *shelf* is a folder: ``rows.16`` holds a row of numbers per image, ``index`` the image's digest and the row's
-checksum. Rows are appended, and a row counts once its entry in the index is whole: a kill leaves nothing half-written.
+checksum. Rows are appended. A row is valid when its entry in the index is complete: a kill leaves no half row.
 Every row is compared with its checksum the first time that a process reads it.
 """
 
@@ -29,8 +29,8 @@ ENTRY = np.dtype([("digest", "S16"), ("crc32", "<u4")])  # of the index
 class Shelf:
     """Rows of one kind for any number of images.
 
-    Both files are held open together: if another process finds damage and puts new files there, whoever has the old
-    ones continues with those, by the places that it knows.
+    Both files are held open together. If another process finds damage and makes new files, a process with the old
+    files open continues with them, and with the row numbers that it knows.
     """
 
     def __init__(self, folder: Path, shape: tuple[int, ...], kind: torch.dtype) -> None:
@@ -49,7 +49,7 @@ class Shelf:
             self._spot_check()
 
     def refresh(self) -> None:
-        """Learn of rows that other processes have added."""
+        """Read the entries of rows that other processes have added."""
         start = len(self.row_of)
         entries = self._entries(start)
         for i, entry in enumerate(entries):
@@ -58,7 +58,7 @@ class Shelf:
         self._checked = np.concatenate([self._checked[:start], np.zeros(len(entries), dtype=bool)])
 
     def append(self, digests: Sequence[bytes], values: Tensor) -> None:
-        """Store the rows of images that are not here yet: with one twice, rows and entries would not match.
+        """Store the rows of images that are not here yet. If one came twice, rows and entries would not match.
 
         Args:
             values: (B, *shape), on the host.
@@ -81,7 +81,7 @@ class Shelf:
             self.refresh()
 
     def read(self, rows: np.ndarray) -> Tensor:
-        """(B, *shape) in the stored format. Read, not mapped: the process's memory stays flat."""
+        """(B, *shape) in the stored format. Read, not mapped, so that memory use does not grow."""
         block = self._read(rows)
         new = rows[~self._checked[rows]]
         if len(new) and (damaged := self._damaged(rows, block)) is not None:
@@ -102,7 +102,7 @@ class Shelf:
         return block
 
     def _damaged(self, rows: np.ndarray, block: np.ndarray) -> int | None:
-        """The first row that does not match its checksum, of those that were never compared."""
+        """The first row that does not match its checksum and was not compared before."""
         for row, values in zip(rows.tolist(), block, strict=True):
             if not self._checked[row] and zlib.crc32(values.data) != self._checksums[row]:
                 return int(row)
@@ -114,12 +114,12 @@ class Shelf:
         return descriptor
 
     def _entries(self, start: int = 0) -> np.ndarray:
-        """The index from an entry on, without one that is torn."""
+        """The index from an entry on, without an incomplete last entry."""
         count = max(0, os.fstat(self._index).st_size // ENTRY.itemsize - start)
         return np.frombuffer(os.pread(self._index, count * ENTRY.itemsize, start * ENTRY.itemsize), dtype=ENTRY)
 
     def _trim_torn_ends(self) -> None:
-        """Forget what a kill or a truncation left without its other half."""
+        """Cut the index to complete rows, after a kill or a truncation."""
         whole_rows = os.fstat(self._rows).st_size // self.row_bytes
         entries = os.fstat(self._index).st_size / ENTRY.itemsize
         keep = min(whole_rows, int(entries))
@@ -129,7 +129,7 @@ class Shelf:
 
     def _spot_check(self) -> None:
         count = len(self.row_of)
-        if count < len(self._checksums):  # two rows of one name: what is found under it may be another image's
+        if count < len(self._checksums):  # two rows with one digest: one of them may belong to another image
             log.warning("the index of kept features in %s is damaged; computing all again", self.folder)
             self._start_anew()
             return
@@ -139,7 +139,7 @@ class Shelf:
             self._start_anew()
 
     def _start_anew(self) -> None:
-        """New files, empty: those who have the old ones open must not read new rows in another order."""
+        """Make new, empty files: a process with the old files open must not read new rows in another order."""
         for name in ("rows.16", "index"):
             (self.folder / name).unlink(missing_ok=True)
         self._rows, self._index = self._open("rows.16"), self._open("index")

@@ -19,8 +19,8 @@ class Stem:
     """The frozen part of a backbone.
 
     Attributes:
-        run: images (B, 3, H, W) → what the rest of the network starts from (B, *shape).
-        key: tells it from every other stem: weights, tap, normalisation.
+        run: images (B, 3, H, W) → the input of the rest of the network (B, *shape).
+        key: identifies the stem: weights, tap, normalisation.
     """
 
     run: Callable[[Tensor], Tensor]

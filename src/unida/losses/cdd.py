@@ -8,7 +8,7 @@ from torch import Tensor
 
 NUM_KERNELS = 5  # CAN and DCC, code
 KERNEL_FACTOR = 2.0  # each kernel is twice as wide as the one before it; same source
-SMALLEST_BANDWIDTH = 1e-5  # of one kernel, so that coinciding images divide by something; same source
+SMALLEST_BANDWIDTH = 1e-5  # of one kernel, so that equal images do not divide by zero; same source
 
 
 def contrastive_domain_discrepancy(source: Tensor, target: Tensor, num_matched: int | None = None) -> Tensor:
@@ -18,16 +18,16 @@ def contrastive_domain_discrepancy(source: Tensor, target: Tensor, num_matched: 
 
         intra = Σ_i MMD²(i, i) / M,    inter = Σ_{i≠j} MMD²(i, j) / (M (M − 1)),
 
-    where M is the number of matched classes. A batch shows C of them, so the loss is smaller than a mean over the batch
-    by design of the reference, and it can be negative. With M = 1 there is nothing to push apart: intra alone.
+    where M is the number of matched classes. A batch shows C of them, so the loss is smaller than a mean over the
+    batch, as in the reference. It can be negative. With M = 1 there is nothing to push apart: intra alone.
 
-    Each block is a class of its own. The reference also has batches in which a class comes twice, and then pushes it
-    away from itself (DCC's `--repeat-classes`).
+    Each block is a class of its own. In the reference, a class may come twice in a batch; it is then pushed away from
+    itself (DCC's `--repeat-classes`).
 
     Args:
         source: (C, n, d) features, n images of each of C classes.
         target: (C, n, d) features, of clusters matched to these classes, in the same order.
-        num_matched: M ≥ 1; the classes of the batch unless told.
+        num_matched: M ≥ 1; by default the number of classes in the batch.
 
     Returns:
         Scalar.
@@ -48,9 +48,9 @@ def class_pair_mmd(source: Tensor, target: Tensor) -> Tensor:
     """MMD² between every source class i and every target class j: mean k(s, s') + mean k(t, t') − 2 mean k(s, t).
 
     The kernel is a sum of Gaussians exp(−‖x − y‖² / γ) with γ = γ_ij · {¼, ½, 1, 2, 4}, where γ_ij is the mean squared
-    distance between two different images of source class i and target class j together. It is a constant to the
+    distance between two different images of source class i and target class j together. It gets no
     gradient, as in CAN. Means run over all pairs, an image with itself included (the biased estimate, never negative).
-    The reference also lifts every ratio ‖x − y‖² / γ to 1e-5; that moves the value by less than 1e-4 and is left out.
+    The reference also raises every ratio ‖x − y‖² / γ to 1e-5; that moves the value by less than 1e-4 and is left out.
 
     Args:
         source, target: (C, n, d).

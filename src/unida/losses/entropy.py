@@ -11,4 +11,4 @@ def entropy(probabilities: Tensor) -> Tensor:
 
 def entropy_of_logs(log_p: Tensor, dim: int = -1) -> Tensor:
     """−Σ p log p over a dimension, from log p, which keeps small probabilities exact."""
-    return (log_p.exp() * -log_p).sum(dim=dim)  # not −Σ: that would write "-0.0" where all is certain
+    return (log_p.exp() * -log_p).sum(dim=dim)  # not −Σ: it gives "-0.0" if all is certain

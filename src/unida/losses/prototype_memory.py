@@ -1,7 +1,7 @@
 """The memory of target prototypes (Li et al., DCC, CVPR 2021). Float32, also under autocast.
 
-A step first lets its batch move the memory (`update_memory`), then pulls each image to its own prototype and away from
-the others (`memory_loss`), with a weight that grows over the run (`ramp`).
+A step first updates the memory with its batch (`update_memory`), then pulls each image to its own prototype and away
+from the others (`memory_loss`), with a weight that grows over the run (`ramp`).
 """
 
 import math
@@ -16,8 +16,8 @@ def update_memory(memory: Tensor, features: Tensor, clusters: Tensor) -> Tensor:
     """The memory after a batch: M_k ← normalise(w M_k + (1 − w) c_k), with w = ⟨M_k, c_k⟩.
 
     c_k is the normalised mean of the batch's normalised features of cluster k. The weight is their similarity, not a
-    constant momentum: the further the batch is from the prototype, the further it moves. Clusters that the batch does
-    not show stay as they are, and so does one whose features cancel out to nothing.
+    constant momentum: a prototype moves further if the batch is further from it. Clusters that the batch does not
+    show stay as they are, and so does a cluster whose features sum to zero.
 
     Args:
         memory: (K, d) unit rows.
@@ -25,7 +25,7 @@ def update_memory(memory: Tensor, features: Tensor, clusters: Tensor) -> Tensor:
         clusters: (B,) ids 0…K−1.
 
     Returns:
-        (K, d) unit rows; the given memory is left alone.
+        (K, d) unit rows; the given memory is not changed.
     """
     directions = F.normalize(features.to(memory.dtype), dim=1)
     sums = torch.zeros_like(memory).index_add_(0, clusters, directions)
@@ -55,7 +55,7 @@ def memory_loss(memory: Tensor, features: Tensor, clusters: Tensor, temperature:
 def ramp(step: int, steps: int) -> float:
     """Weight of the memory loss at a step of a run: exp(−3 (1 − 0.6 · step / steps)), from 0.05 up to 0.30.
 
-    DCC's code has exp(−3 (5000 − step) / 5000) and stops after 3,000 steps, so the ramp ends at three fifths of its
-    way. Runs of another length stretch it, as they stretch the learning rate's schedule.
+    DCC's code has exp(−3 (5000 − step) / 5000) and stops after 3,000 steps, so the ramp ends after three fifths of
+    its length. Here it is stretched to the run's length, like the schedule of the learning rate.
     """
     return math.exp(-3 * (1 - 0.6 * step / steps))

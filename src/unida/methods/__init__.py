@@ -1,4 +1,4 @@
-"""The methods, by the name that `--method` takes. To add one: write its files, name its card here."""
+"""The methods, by the name that `--method` takes. To add one: write its files, and list its card here."""
 
 from unida.methods.card import Card
 from unida.methods.dcc_options import CARD as DCC

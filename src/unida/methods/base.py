@@ -1,7 +1,7 @@
 """The contract between a method and everything around it.
 
-A method is one `nn.Module` in one file that reads like its paper's pseudo-code. A plain method writes `training_step`
-and `score`, no more. It never sees a target label: the target batch has none.
+A method is one `nn.Module` in one file that reads like its paper's pseudo-code. A plain method only writes
+`training_step` and `score`. It never sees a target label: the target batch has none.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,9 +32,9 @@ class SourceBatch(NamedTuple):
 
 
 class TargetBatch(NamedTuple):
-    images: Tensor  # (B, 3, H, W) float, normalised; B is 0 in a phase that does not look at the target's batch
+    images: Tensor  # (B, 3, H, W) float, normalised; B is 0 in a phase that does not use the target's batch
     indices: Tensor  # (B,) int64, which images of the target these are
-    extra: Mapping[str, Made] = NOTHING  # what the method wants beside them; labels tell how an image was made, no more
+    extra: Mapping[str, Made] = NOTHING  # what the method wants beside them; labels only say how an image was made
 
 
 TurnLosses = Callable[[SourceBatch, TargetBatch, int], Losses]
@@ -47,7 +47,7 @@ class Scores(NamedTuple):
 
 @dataclass(frozen=True)
 class Problem:
-    """What a method is told about the run. A method that only answers is told the number of classes."""
+    """What a method knows about the run. To answer, it needs only the number of classes."""
 
     num_classes: int  # C, of the source
     num_source: int = 0  # images
@@ -57,11 +57,11 @@ class Problem:
 
 
 class Sweep(Protocol):
-    """A look at all images of a domain, between training steps: test views, evaluation mode, no gradients."""
+    """A pass over all images of a domain, between training steps: test views, evaluation mode, no gradients."""
 
     @property
     def source_labels(self) -> Tensor:
-        """(N_s,) int64 in 0…C−1, the classes of the source's images. There are none of the target's."""
+        """(N_s,) int64 in 0…C−1, the classes of the source's images. The target has none."""
 
     def __call__(
         self,
@@ -70,16 +70,17 @@ class Sweep(Protocol):
         limit: int | None = None,
         recipe: str | None = None,
     ) -> Tensor:
-        """(N, …) what `compute` (by default the method's `features`) makes of each image, in the order of the batches'
-        `indices`.
+        """(N, …) the result of `compute` (by default the method's `features`) for each image.
+
+        The order is that of the batches' `indices`.
 
         Args:
             limit: only the first `limit` images. Files are ordered by digest, so these are a random sample.
-            recipe: name of one of the method's recipes, which makes an image of each image.
+            recipe: name of one of the method's recipes. It makes a new image from each image first.
         """
 
     def made(self, domain: DomainName, recipe: str, batches: int) -> Iterator[Made]:
-        """So many batches of what a recipe makes of several images, the same on all processes."""
+        """`batches` batches of what a recipe makes from several images, the same on all processes."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Want:
 
     Attributes:
         indices: training views of these images, all of them on every process; None: of the batch's images.
-        recipe: name of one of the method's recipes, which is applied to them.
+        recipe: name of one of the method's recipes, to apply to them.
     """
 
     name: str
@@ -127,12 +128,12 @@ class Turn:
 class Round:
     """Work over all images, before a phase's first step and again after every `every` steps: clustering, memories.
 
-    What it finds must live in buffers, so that a checkpoint holds it. After the first step it may change how features
-    are scored, but not the features: an evaluation right after it takes those that it has seen.
+    Its results must be in buffers, so that a checkpoint holds them. After the first step it may change how features are
+    scored, but not the features: an evaluation right after it uses the features that the round computed.
 
     Attributes:
         work: called with the number of steps taken and a `Sweep`.
-        at_end: once more after the phase's last step, if answers depend on what it finds.
+        at_end: take it after the phase's last step too, because answers depend on its results.
     """
 
     work: Callable[[int, Sweep], None]
@@ -142,14 +143,14 @@ class Round:
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of the run with turns of its own. A phase may have no step: then it only starts.
+    """A part of the run with turns of its own. A phase may have no steps: it then only has its start and first round.
 
     Attributes:
         share: of the run's steps.
         start: work before the first step, and before the first round.
         source: how its batch is drawn: every class equally often (OVANet), each image equally often, or not at all.
-        target: whether losses look at the target's batch, not only at images that `wants` names.
-        sweeps: the domains that `start` and `round` look at.
+        target: whether losses use the target's batch, not only images that `wants` names.
+        sweeps: the domains that `start` and `round` sweep over.
     """
 
     turns: Sequence[Turn]
@@ -175,11 +176,11 @@ class Method(nn.Module):
 
     Attributes:
         card: its name, paper and options, for people and for the command line.
-        recipes: by name, how images that `wants` and sweeps ask for are made.
+        recipes: by name, how to make images that `wants` and sweeps ask for.
         run_only: names of parameters and buffers that training needs and answering does not. They stay out of the
-            model file. A name stands for all that begins with it.
+            model file. A name stands for all names that begin with it.
         unknown_threshold: an image with a larger unknown score is unknown.
-        watched: numbers of the last step that are no losses: functions, called when a step is logged.
+        watched: numbers of the last step that are not losses, as functions. They are called when a step is logged.
     """
 
     card: ClassVar[Card]
@@ -205,7 +206,7 @@ class Method(nn.Module):
         return (Phase(turns=(Turn(self.training_step, self.groups()),)),)
 
     def groups(self) -> tuple[Group, Group]:
-        """Everything that can learn: the backbone, and what is new."""
+        """Everything that can learn: the backbone, and the new layers."""
         pretrained = {id(p) for p in self.backbone.parameters()}
         learning = [p for p in self.parameters() if p.requires_grad]
         return (
@@ -233,8 +234,8 @@ class Method(nn.Module):
         raise NotImplementedError  # abstract
 
     def forward(self, losses: TurnLosses, source: SourceBatch, target: TargetBatch, step: int) -> Losses:
-        """A turn's losses, under the name that wrappers for precision and several processes intercept.
+        """A turn's losses. Wrappers for precision and several processes intercept `forward`, so losses go through it.
 
-        They are given the turn's function, not the turn: wrappers look for tensors in all that they are given.
+        The argument is the turn's function, not the turn: wrappers search all arguments for tensors.
         """
         return losses(source, target, step)

@@ -1,4 +1,4 @@
-"""A method from its options: the one place that knows how SPA is put under it."""
+"""Build a method from its options. Only this module knows how to add SPA to it."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def build_method(name: str, backbone: Backbone, problem: Problem, options: Any, 
     """The method on a backbone. New layers are drawn from streams of the run's seed.
 
     Args:
-        spa: every choice made; None for the method without words.
+        spa: with every choice made; None for the method without words.
     """
     seed, feature = problem.seed, backbone
     if spa is not None:

@@ -10,22 +10,26 @@
         L = CE(source batch)                              shuffled, not balanced
           + λ · CDD(f_s, f_t) + CE(f_s)                   some matched classes, some images of each in both domains
           + ramp(t) · CE(cos(f_t, M) / 0.1, cluster)      some clusters, some images of each; they move M first
-    a target image is argmax classifier if its nearest prototype's cluster is matched (to whichever class), or unknown
+    a target image is argmax classifier if its nearest prototype's cluster is matched (to any class), else unknown
 
-If every cluster is matched, nothing is unknown: the problem is taken as closed-set. If none is, everything is unknown;
-training goes on without CDD. Before the first clustering (in a warm-up) the classifier answers alone.
+If every cluster is matched, nothing is unknown: the problem is taken as closed-set. If none is matched, everything is
+unknown, and training continues without CDD. Before the first clustering (in a warm-up) the classifier answers alone.
 
 The unknown score is the softmax between two prototypes, the nearest unmatched one and the nearest matched one, at the
 memory loss's temperature: above ½ exactly if the unmatched one is nearer.
 
-Differences from the released code: it draws classes and clusters with repetition (nearly every batch has some twice,
-not only where few are matched), and CDD then pushes a class away from itself; here those of a batch differ, and there
-are fewer if fewer are matched (`--repeat-classes` draws as it does). It keeps 10 logits without images in Office-31's
-open-set setting; here there are none (`--unused-logits 10`). Where every cluster is matched, it reports an HOS of 0;
-here there is no HOS if the target has no unknown images, and 0 only if it has some and none was refused. On VisDA and
-DomainNet it clusters by spherical k-means (faiss); here k-means is the same for all, on unit features. Its ramp and
-learning rate are cut off after 3,000 steps; here they are stretched to the run's length and end at the same values.
-k-means is seeded otherwise (`unida.clustering`). It resizes the short side: `--resize short`.
+Differences from the released code:
+    Classes and clusters. It draws them with repetition: nearly every batch has some twice, even if many are matched,
+    and CDD then pushes a class away from itself. Here those of a batch differ, and there are fewer if fewer are
+    matched (`--repeat-classes` draws as the released code).
+    Logits. It keeps 10 without images in Office-31's open-set setting; here there are none (`--unused-logits 10`).
+    HOS. It reports 0 if every cluster is matched. Here there is no HOS if the target has no unknown images, and it is 0
+    only if the target has some and none was refused.
+    k-means. It is spherical (faiss) on VisDA and DomainNet; here it is the same for all, on unit features. The seeding
+    differs too (`unida.clustering`).
+    Ramp and learning rate. It cuts them off after 3,000 steps. Here they are stretched to the run's length and end at
+    the same values.
+    Images. It resizes the short side: `--resize short`.
 """
 
 import logging
@@ -67,7 +71,7 @@ MATCHED, CLUSTERED = "matched classes", "clusters"  # names of the images that i
 
 
 class Found(NamedTuple):
-    """The images of the last clustering, by what they show. On the host, where indices are drawn."""
+    """The images of the last clustering, by cluster and class. On the host, where indices are drawn."""
 
     clusters: list[np.ndarray]  # target images of each cluster
     classes: list[int]  # that are matched
@@ -94,7 +98,7 @@ class DCC(Method):
     assignment: Tensor  # (N_t,) int64: the cluster of each target image
     source_labels: Tensor  # (N_s,) int64
     rounds: Tensor  # () int64: clusterings so far
-    settled: Tensor  # () int64: 1 when two of them in a row had the same K, and it is not searched for any more
+    settled: Tensor  # () int64: 1 if two of them in a row had the same K, which then stays
 
     def __init__(self, backbone: Backbone, problem: Problem, options: DCCOptions) -> None:
         super().__init__(backbone, problem, options)
@@ -104,7 +108,7 @@ class DCC(Method):
         self.num_logits = problem.num_classes + options.unused_logits
         self.classifier = nn.Linear(options.bottleneck, self.num_logits)
         for layer in backbone.modules():
-            if isinstance(layer, nn.BatchNorm2d) and layer.affine:  # fixed, though statistics are the batch's
+            if isinstance(layer, nn.BatchNorm2d) and layer.affine:  # fixed; only the statistics are the batch's
                 layer.requires_grad_(False)
         self.max_clusters = max(options.clusters_per_class * self.num_logits, options.cluster_interval)
         self.register_buffer("memory", torch.zeros(self.max_clusters, options.bottleneck))
@@ -126,8 +130,8 @@ class DCC(Method):
         last = (steps - 1) // every * every
         if last < warm_up:
             raise UserError(
-                f"--warm-up {warm_up}: no clustering would follow it that training still uses, as the last one in "
-                f"{steps} steps is after step {last}: lower it to {last} or less, or train for more --steps"
+                f"--warm-up {warm_up} ends after the last clustering that training uses, at step {last} of {steps}: "
+                f"lower it to {last} or less, or train for more --steps"
             )
         return (
             Phase(
@@ -135,7 +139,7 @@ class DCC(Method):
                 # It answers by its clusters: they must be those of the last weights (DCC's code).
                 round=Round(self.cluster, every, at_end=True),
                 source="shuffled",
-                target=False,  # its images of the target are those that it wants
+                target=False,  # it uses only the target images that it wants
                 sweeps=("source", "target"),
             ),
         )
@@ -203,7 +207,7 @@ class DCC(Method):
         return Drawn(np.array(found.classes, dtype=np.int64)[places], source, target, clusters, clustered)
 
     def _some(self, groups: int, count: int, draw: np.random.Generator) -> np.ndarray:
-        """Which of the groups a batch shows. DCC's code shuffles many copies of all: in effect, with repetition."""
+        """The groups that a batch shows. DCC's code shuffles many copies of all groups: this repeats some of them."""
         if self.options.repeat_classes and groups:
             return draw.integers(groups, size=count)
         return draw.permutation(groups)[:count]
@@ -227,7 +231,7 @@ class DCC(Method):
         if step < self.options.warm_up:
             return
         source, target, labels = sweep("source"), sweep("target"), sweep.source_labels
-        with torch.autocast(source.device.type, enabled=False):  # 16 bits cannot tell near centres apart
+        with torch.autocast(source.device.type, enabled=False):  # 16 bits cannot separate near centres
             source, target = F.normalize(source, dim=1), F.normalize(target, dim=1)
             clusters, agreement = self._cluster(source, labels, target)
         K = len(clusters.centres)
@@ -244,7 +248,7 @@ class DCC(Method):
         log.info("step %d: %d clusters of the target, %d of them matched with classes", step, K, len(pairs))
 
     def _cluster(self, source: Tensor, labels: Tensor, target: Tensor) -> tuple[Clusters, Consensus]:
-        """With unit features: k-means with the K that consensus chooses, or from the memory once K is settled."""
+        """Cluster unit features: with the K that consensus chooses, or from the memory once K is settled."""
         centres = source_centres(source, labels, self.num_logits)
         if self.settled:
             clusters = kmeans_from(target, self.memory[: len(self.found().clusters)])
@@ -263,7 +267,7 @@ class DCC(Method):
         return found.clusters, found.consensus
 
     def score(self, features: Tensor) -> Scores:
-        logits = self.classifier(features).float()[:, : self.num_classes]  # what is unused is no answer
+        logits = self.classifier(features).float()[:, : self.num_classes]  # unused logits are no answers
         with torch.autocast(features.device.type, enabled=False):  # as the memory loss compares them
             cosines = F.normalize(features.float(), dim=1) @ self.memory.T
         never = float("-inf")
@@ -275,7 +279,7 @@ class DCC(Method):
         return Scores(logits, torch.where(margin > 0, unknown.clamp(min=just_above), unknown))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
-        self._found = None  # of other buffers
+        self._found = None  # it belongs to the old buffers
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 
 

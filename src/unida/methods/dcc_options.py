@@ -17,19 +17,19 @@ class DCCOptions:
     classes_per_batch: int = 10
     """Matched classes, and clusters, in a step (DCC's code: 10 for Office-31, 6 for Office-Home)."""
     images_per_class: int = 3
-    """Images of each in a domain; a matched cluster has more than that (DCC's code: Office-31 3, Office-Home 6)."""
+    """Images of each, per domain; a matched cluster has more than that (DCC's code: Office-31 3, Office-Home 6)."""
     cluster_interval: int = 2
     """Step of the search for the number of clusters (DCC's code: 2 for Office-31, 5 for Office-Home)."""
     clusters_per_class: int = 3
-    """The search ends at this many times the source's classes (DCC's code: 3 for Office-31, 5 for Office-Home)."""
+    """Search up to this many clusters per source class (DCC's code: 3 for Office-31, 5 for Office-Home)."""
     cluster_every: int = 0
     """Steps between two clusterings; 0: a fifteenth of the run, at least 10 (DCC's code: 200 of 3,000)."""
     repeat_classes: bool = False
-    """Draw a batch's classes and clusters with repetition, as DCC's code does: CDD then parts a class from itself."""
+    """Draw classes and clusters with repetition, as DCC's code does; CDD then pushes a class away from itself."""
     unused_logits: int = 0
-    """Classes without images beside the source's; the search counts them (DCC's code: 10 in Office-31's OSDA, or 0)."""
+    """Add this many classes without images; the search counts them (DCC's code: 10 in Office-31's OSDA, else 0)."""
     warm_up: int = 0
-    """Steps on the source alone; the next clustering ends them (DCC's code: 0 for Office-31, 400 for Office-Home)."""
+    """Steps on the source alone, up to the next clustering (DCC's code: 0 for Office-31, 400 for Office-Home)."""
 
     def check(self) -> None:
         check_numbers(self, "bottleneck", least=1, most=65_536)

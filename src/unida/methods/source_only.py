@@ -49,6 +49,6 @@ class SourceOnly(Method):
             return Scores(logits, probability_not_class(self.one_vs_all(features), logits.argmax(dim=1)))
         log_p = F.log_softmax(logits, dim=1)
         if self.options.rejection == "entropy":
-            # Rounding can carry an even distribution above 1.
+            # Rounding can lift an even distribution above 1.
             return Scores(logits, (entropy_of_logs(log_p) / math.log(self.num_classes)).clamp(max=1))
         return Scores(logits, 1 - log_p.amax(dim=1).exp())

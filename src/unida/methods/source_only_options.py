@@ -10,7 +10,7 @@ from unida.support.options import check_numbers
 @dataclass(frozen=True)
 class SourceOnlyOptions:
     rejection: Literal["entropy", "max-prob", "one-vs-all"] = "entropy"
-    """The rule for unknown images. The default needs no tuning: it is the entropy rule with the paper's threshold."""
+    """The rule for unknown images. The default, the entropy rule with the SPA paper's threshold, needs no tuning."""
     threshold: float = 0.5
     """entropy: an image is unknown above this share of log C (½ in the SPA paper's NTR); max-prob: unknown below this
     probability; one-vs-all: unknown above this probability of "not this class" (½ in OVANet)."""

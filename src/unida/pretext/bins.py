@@ -11,11 +11,11 @@ import numpy as np
 
 from unida.errors import UserError
 
-MERGED_OVERLAP = 0.8  # of two neighbouring numbers' entropies: above it they are hardly told apart
+MERGED_OVERLAP = 0.8  # of two neighbouring numbers' entropies: above it they can hardly be distinguished
 
 
 def parse_bins(text: str, cells: int) -> tuple[int, ...]:
-    """ "1,2-3,4" → (0, 1, 1, 2): the class of each number of images 1…cells. "none" and "auto" start with one each."""
+    """ "1,2-3,4" → (0, 1, 1, 2): the class of each number of images 1…cells. "none" and "auto": a class each."""
     if text in ("none", "auto"):
         return tuple(range(cells))
     table: list[int] = []
@@ -31,7 +31,7 @@ def parse_bins(text: str, cells: int) -> tuple[int, ...]:
     except ValueError:
         raise UserError(
             f"--spa.bins {text!r} must list 1 to {cells} in order, in two groups or more, such as "
-            f"1,2-{cells}; or say auto or none"
+            f"1,2-{cells}; or be auto or none"
         ) from None
     return tuple(table)
 
@@ -59,7 +59,7 @@ def merge_overlapping(entropies: np.ndarray, instances: np.ndarray, cells: int) 
 def overlap(one: np.ndarray, other: np.ndarray) -> float:
     """1 − the largest gap between two samples' distribution functions (Kolmogorov–Smirnov): 1 if alike, 0 if apart.
 
-    An empty sample overlaps with everything: nothing speaks for a class of its own.
+    An empty sample overlaps with everything: there is no reason for a class of its own.
     """
     if not len(one) or not len(other):
         return 1.0

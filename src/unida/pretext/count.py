@@ -25,7 +25,7 @@ class Count(nn.Module):
     Args:
         words: K.
         bins: which numbers of images count as one class (`unida.pretext.bins`).
-        pool: mosaics of each domain that are kept where the backbone is frozen.
+        pool: mosaics of each domain that are kept if the backbone is frozen.
     """
 
     bins: Tensor  # (g²,) int64, the class of each number of images
@@ -44,12 +44,12 @@ class Count(nn.Module):
             labels: (B,) the number of images in each, less one.
         """
         shares = histogram(log_words)
-        logits = self.head(shares * shares.shape[1]).float()  # times K: as the heads, f_n needs numbers around 1
+        logits = self.head(shares * shares.shape[1]).float()  # times K: like the heads, f_n needs numbers around 1
         classes = self.bins[labels]
         return Result(F.cross_entropy(logits, classes), logits.detach().argmax(dim=1) == classes)
 
     def merge_bins(self, seen: Iterable[tuple[Tensor, Tensor]]) -> tuple[int, ...]:
-        """Numbers of images whose histograms have about the same entropy become one class.
+        """Merge numbers of images whose histograms have about the same entropy into one class.
 
         Args:
             seen: (log φ, labels) of batches of mosaics.

@@ -1,7 +1,7 @@
 """What a recipe is: it makes new images from images.
 
-Where the images are pixels, a recipe works on the batch at hand. Where the backbone is frozen up to a tap, what it
-makes is kept as features (`unida.features`), as other images are. Methods do not see the difference.
+If the images are pixels, a recipe works on the current batch. If the backbone is frozen up to a tap, what the recipe
+makes is kept as features (`unida.features`), like other images. Methods do not see the difference.
 """
 
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -11,11 +11,11 @@ from torch import Tensor
 
 
 class Made(NamedTuple):
-    """Images that a recipe made, or what a frozen stem made of them."""
+    """Images that a recipe made, or a frozen stem's output for them."""
 
     images: Tensor  # (B, 3, H, W)
     labels: Tensor  # (B, …) how each was made: a class, or a map of numbers
-    of: Tensor  # (B, P) int64, which images of the domain it was made of
+    of: Tensor  # (B, P) int64, which images of the domain each was made from
 
 
 class Recipe(Protocol):
@@ -30,10 +30,10 @@ class Recipe(Protocol):
 
 @runtime_checkable
 class ImageRecipe(Recipe, Protocol):
-    """Makes one image of each image: rotations, masks, strong augmentation."""
+    """Makes one image from each image: rotations, masks, strong augmentation."""
 
     def choose(self, count: int, draw: np.random.Generator) -> np.ndarray:
-        """(count, …) all that is random, a row for each image. A row depends on the draw alone, not on the images."""
+        """(count, …) all random choices, a row for each image. A row depends on the draw alone, not on the images."""
 
     def make_each(self, images: Tensor, choices: np.ndarray) -> tuple[Tensor, Tensor]:
         """(B, 3, H, W) normalised images and (B, …) choices → (B, 3, H, W) new images and (B, …) labels."""
@@ -41,17 +41,17 @@ class ImageRecipe(Recipe, Protocol):
 
 @runtime_checkable
 class SetRecipe(Recipe, Protocol):
-    """Makes images of several images of a domain: mosaics, splices."""
+    """Makes images from several images of a domain: mosaics, splices."""
 
     @property
     def pool(self) -> int:
-        """How many of each domain are made and kept where the backbone is frozen."""
+        """How many of each domain are made and kept if the backbone is frozen."""
 
     def make_of_several(self, images: Tensor, of: np.ndarray, draw: np.random.Generator, count: int) -> Made:
         """New images.
 
         Args:
             images: (N, 3, H, W) of one domain, normalised.
-            of: (N,) which image each one is; one may be there twice.
+            of: (N,) which image each one is; an image may come twice.
             count: how many to make.
         """

@@ -1,8 +1,8 @@
-"""Mosaics, to be counted: how many images is this one made of? (SPA: "Procurement of pretext-task samples")
+"""Mosaics: how many images is this one made of? (SPA: "Procurement of pretext-task samples")
 
 A mosaic has g×g cells. Its label is the number of images that its cells were cut from: y is uniform in 1…g², the y
 images are distinct, cells are given to them by a uniformly random surjection, and each cell is an independent crop that
-lies inside its image. A mosaic of one image has g² independent crops too, so that seams tell nothing about the label.
+lies inside its image. A mosaic of one image has g² independent crops too, so that seams do not show the label.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Mosaic:
     """Mosaics of g×g cells. The label is the number of images in it, less one: 0…g²−1.
 
     Attributes:
-        smallest: the smallest crop as a share of the image's side. The paper does not say; ½ is the side of a cell of
+        smallest: the smallest crop as a share of the image's side. The paper gives none; ½ is the side of a cell of
             2×2: squares of 112 to 224 of 224 pixels, none enlarged.
     """
 
@@ -61,7 +61,7 @@ class Mosaic:
         )
 
     def draw_layout(self, mosaics: int, images: np.ndarray, draw: np.random.Generator) -> Layout:
-        """Layouts of so many mosaics of `images` (N,). With fewer images than cells, counts end at N."""
+        """Layouts of this many mosaics of `images` (N,). With fewer images than cells, counts end at N."""
         count = draw.integers(1, min(self.cells, len(images)) + 1, size=mosaics)
         chosen = draw.random((mosaics, len(images))).argsort(axis=1)[:, : self.cells]  # distinct, uniform
         owner = draw_surjections(count, self.cells, draw)
@@ -83,7 +83,7 @@ def assemble(images: Tensor, layout: Layout, grid: int) -> Tensor:
         images: (N, 3, H, W).
 
     Returns:
-        (B, 3, H, W) mosaics; where H or W is no multiple of g, they are made a little larger and resized.
+        (B, 3, H, W) mosaics; if H or W is no multiple of g, they are made a little larger and resized.
     """
     height, width = images.shape[-2:]
     cell_height, cell_width = -(-height // grid), -(-width // grid)
@@ -91,7 +91,7 @@ def assemble(images: Tensor, layout: Layout, grid: int) -> Tensor:
     corners = np.stack([layout.left, layout.top, layout.left + layout.side, layout.top + layout.side], axis=-1) * scale
     boxes = np.concatenate([layout.image[..., None], corners], axis=-1).reshape(-1, 5)
     on_device = torch.from_numpy(boxes).to(images.device, images.dtype, non_blocking=True)
-    # One bilinear sample per pixel: a crop shrinks at most g times, for the paper's 2×2 no more than this can bear.
+    # One bilinear sample per pixel: a crop shrinks at most g times, which is fine for the paper's 2×2.
     cells = roi_align(images.contiguous(), on_device, (cell_height, cell_width), sampling_ratio=1, aligned=True)
     flip = torch.from_numpy(layout.flip.reshape(-1)).to(images.device, non_blocking=True)
     cells = torch.where(flip[:, None, None, None], cells.flip(3), cells)
@@ -105,7 +105,7 @@ def assemble(images: Tensor, layout: Layout, grid: int) -> Tensor:
 def draw_surjections(count: np.ndarray, cells: int, draw: np.random.Generator) -> np.ndarray:
     """(B, cells) owners 0…count−1 of each cell, uniform over all surjections up to the owners' names.
 
-    Cell by cell: a cell goes to an owner that has none yet with the share of surjections in which it does.
+    Cell by cell. The chance that a cell goes to an owner without one is the share of surjections in which it does.
     """
     new_owner = _chance_of_new_owner(cells)
     owners = np.empty((len(count), cells), dtype=np.int64)
@@ -114,7 +114,7 @@ def draw_surjections(count: np.ndarray, cells: int, draw: np.random.Generator) -
         is_new = draw.random(len(count)) < new_owner[cells - cell, waiting, count]
         seen = count - waiting
         pick = draw.random(len(count))
-        # Owners are met in the order 0, 1, 2, …: their names are exchangeable, the images behind them are random.
+        # New owners come in the order 0, 1, 2, …: their numbers mean nothing, as each stands for a random image.
         owners[:, cell] = np.where(is_new, seen, (pick * np.maximum(seen, 1)).astype(np.int64))
         waiting -= is_new
     return owners
@@ -125,7 +125,7 @@ def _chance_of_new_owner(cells: int) -> np.ndarray:
     """[r, u, y]: with r cells left and u of y owners without one, the chance that the next cell goes to one of them."""
     chance = np.zeros((cells + 1, cells + 1, cells + 1))
     for y in range(1, cells + 1):
-        # [r][u]: maps of r cells to y owners that leave none of u out; exact integers.
+        # [r][u]: number of maps of r cells to y owners that give each of u owners a cell; exact integers.
         ways = [[0] * (y + 1) for _ in range(cells + 1)]
         ways[0][0] = 1
         for r in range(1, cells + 1):

@@ -1,4 +1,4 @@
-"""A look before a run: what is in the folders, what a run will keep on disk, how long it will take here."""
+"""`unida check`: what is in the folders, what a run will keep on disk, how long it will take here."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ NEAR = 4  # differing bits, of 64, up to which two pictures are nearly the same
 
 
 def check_run(config: Config) -> list[str]:
-    """Lines to read before `unida adapt` is called with the same options. It finds the images decoded here."""
+    """Lines to read before `unida adapt` with the same options. That run finds the decoded images in the cache."""
     keep_freed_memory()  # as the run will
     fabric = open_fabric(replace(config.training, devices=1, num_nodes=1))
     config = complete(config, has_gpu=fabric.device.type != "cpu")
@@ -63,7 +63,7 @@ def _describe(source: Source, target: Target) -> list[str]:
 def difference_hash(pixels: Pixels) -> np.ndarray:
     """(N,) uint64: for an 8×9 thumbnail in grey, is each cell brighter than its right neighbour?
 
-    It survives other sizes, formats and compression, and changes with the picture.
+    It stays the same with other sizes, formats and compression, and changes with the picture.
     """
     bits = np.empty((len(pixels), 64), dtype=bool)
     for i in range(len(pixels)):
@@ -78,7 +78,7 @@ def near_copies(source: Pixels, target: Pixels) -> list[tuple[int, int]]:
     """(source index, target index) of pictures that look the same, the nearest source image for each target image."""
     ours, theirs = difference_hash(source), difference_hash(target)
     pairs = []
-    for j, value in enumerate(theirs):  # a row at a time: memory stays flat
+    for j, value in enumerate(theirs):  # a row at a time: memory use stays small
         distance = np.bitwise_count(ours ^ value)
         nearest = int(distance.argmin())
         if distance[nearest] <= NEAR:
@@ -92,7 +92,7 @@ def _near_copies(source: Pixels, target: Pixels) -> list[str]:
         return ["near-duplicates between source and target: none"]
     shown = [f"  {source.files[i].path} ~ {target.files[j].path}" for i, j in pairs[:10]]
     more = [f"  and {len(pairs) - len(shown)} more"] if len(pairs) > len(shown) else []
-    return [f"near-duplicates between source and target: {len(pairs)}, to be looked at:", *shown, *more]
+    return [f"near-duplicates between source and target: {len(pairs)}, please look at them:", *shown, *more]
 
 
 def _tell_cost(cost: Rehearsal, config: Config, frozen_at: str | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""A look at the whole in minutes: generated pictures, three methods, one table."""
+"""`unida demo`: generated pictures, three methods and one table, in minutes."""
 
 import logging
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The folder that a run owns: made anew, or found again to be resumed. Never another run's."""
+"""The folder of a run: a new one, or that of a run to resume. Files of another run are never touched."""
 
 import contextlib
 import itertools
@@ -15,7 +15,7 @@ from unida.models.options import AUTO
 from unida.support.options import flag
 
 LOCK = ".lock"
-BEFORE_A_RUN = (LOCK, "config.yaml.tmp")  # what a folder may hold that is no run's yet
+BEFORE_A_RUN = (LOCK, "config.yaml.tmp")  # files that a folder may hold before a run begins
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Claim:
     lock: FileLock | None = None  # held by the main process while it works here
 
     def release(self) -> None:
-        """Leave no trace of a run that could not start."""
+        """Remove all files of a run that could not start."""
         self.unlock()
         if self.is_new:
             for name in ("config.yaml", "config.yaml.tmp", "log.txt"):
@@ -43,26 +43,26 @@ class Claim:
 
 
 def is_finished(folder: Path) -> bool:
-    """metrics.json is written last."""
+    """Whether the run is finished: metrics.json is written last."""
     return (folder / "metrics.json").exists()
 
 
 def refuse_folder(config: Config) -> None:
-    """What is wrong with --out or the data's options can be said before torch is loaded. Touches nothing."""
+    """Refuse a wrong --out or wrong options of the data before torch is loaded. Changes nothing."""
     with _telling_of_disk(config.output.out):
         _find(config)
 
 
 def claim_folder(config: Config, has_gpu: bool) -> Claim:
-    """Make the run's folder, or find the run that is to be resumed. Never touches another run's files."""
+    """Make the run's folder, or find the run to resume. Never touches another run's files."""
     with _telling_of_disk(config.output.out):
         found = _find(config)
         if found is not None:
             place, saved = found
-            resumed = _resumed(config, saved)  # may refuse: before a lock is there to be left behind
+            resumed = _resumed(config, saved)  # may refuse: so this comes before the lock
             return Claim(resumed, place, is_new=False, lock=_lock(place))
         folder = config.output.out
-        assert folder is not None  # or _find had complained
+        assert folder is not None  # or _find would have raised
         completed = complete(config, has_gpu)
         made = tuple(itertools.takewhile(lambda path: not path.exists(), (folder, *folder.parents)))
         try:
@@ -95,14 +95,14 @@ def _find(config: Config) -> tuple[Path, Config] | None:
             )
         return folder, load_config(folder / "config.yaml")
     if resume and config.data.source is None and config.data.benchmark is None:
-        raise UserError(f"--out {folder} holds no run to resume: correct the path, or name the data to start one there")
+        raise UserError(f"--out {folder} holds no run to resume: correct the path, or give the data to start one there")
     _refuse_other_files(folder)
     benchmark_pair(config.data)
     return None
 
 
 def _refuse_other_files(folder: Path) -> None:
-    """A lock or half a config is no file of a run: its owner has just come, or was killed before the run began."""
+    """A lock or half a config is allowed: its process has just started, or was killed before the run began."""
     if folder.exists() and (not folder.is_dir() or any(path.name not in BEFORE_A_RUN for path in folder.iterdir())):
         raise UserError(f"--out {folder} already holds other files: choose a new folder")
 
@@ -122,18 +122,18 @@ def _cannot_write(folder: Path, error: OSError) -> UserError:
 
 
 def keep_config(claim: Claim) -> None:
-    """Write the claim's config over the one that the folder holds: it knows more by now."""
+    """Replace the folder's config by the claim's, in which more is decided."""
     config = replace(claim.config, output=replace(claim.config.output, resume=False))
     save_config(config, claim.folder / "config.yaml")
 
 
 def _lock(folder: Path) -> FileLock:
-    """Two processes that write the same checkpoint would ruin it."""
+    """Two processes that write the same checkpoint would destroy it."""
     lock = FileLock(folder / LOCK)
     try:
         lock.acquire(timeout=0)
     except Timeout as error:
-        raise UserError(f"--out {folder}: another process is at work there; wait for it, or stop it first") from error
+        raise UserError(f"--out {folder}: another process is working there; wait for it, or stop it first") from error
     return lock
 
 
@@ -145,11 +145,11 @@ def _remove_empty(folders: Iterable[Path]) -> None:
 
 
 def _resumed(asked: Config, saved: Config) -> Config:
-    """The saved config, on the machine asked for. Nothing else may differ from it: that would be another run."""
+    """The saved config, with the machine's options as given now. No other option may differ: that is another run."""
     machine = ("accelerator", "devices", "num_nodes")
     saved = complete(saved, has_gpu=False)  # an option that is newer than the run is not in its file
     before, now = flat_options(saved), flat_options(complete(asked, has_gpu=False))
-    # A run that was told to choose its taps has done so: told again, it keeps them.
+    # A run with a tap `auto` has chosen it already: given `auto` again, it keeps its choice.
     chosen = [name for name in ("tap", "spa_tap") if now[name] == AUTO and before.get(name) is not None]
     free = {*machine, *chosen, "out", "resume", "cache"}
     changed = (name for name in now if name not in free and now[name] != before.get(name))

@@ -1,6 +1,6 @@
 """A trained model as one self-describing file: weights, classes, preprocessing and the method's options.
 
-It holds what answering needs and nothing else; what only training needs is in the checkpoint.
+It holds only what is needed to answer. What is needed only to train is in the checkpoint.
 """
 
 import json
@@ -75,14 +75,14 @@ def save_model(path: Path, method: Method, config: Config, classes: tuple[str, .
 
 
 def load_model(path: Path, config: Config | None = None) -> tuple[Method, ModelInfo]:
-    """The method with its trained weights, in evaluation mode, and how to feed it.
+    """The method with its trained weights, in evaluation mode, and how to prepare its images.
 
     Args:
         config: of the run that the model must belong to.
     """
     tensors, notes = read_tensors(path)
     if "model" not in notes:
-        raise UserError(f"{path} is not a model: it may be a checkpoint, to continue a run with")
+        raise UserError(f"{path} is not a model: it may be a checkpoint, which serves to continue a run")
     try:
         info = _read_info(json.loads(notes["model"]))
         method = _build_for_answers(info)
@@ -105,16 +105,16 @@ def _read_info(raw: dict[str, Any]) -> ModelInfo:
     if info.method not in METHODS:
         raise ValueError(f"there is no method {info.method!r}")
     if info.resize not in get_args(ResizeMode) or not 0 < info.crop <= info.image_size:
-        raise ValueError("its images cannot be made")
+        raise ValueError("its resize mode or crop is not valid")
     if not all(isinstance(number, float) for number in (*info.mean, *info.std)):
-        raise ValueError("its normalisation is no list of numbers")
+        raise ValueError("its normalisation is not a list of numbers")
     if not info.classes or not all(isinstance(name, str) for name in info.classes):
-        raise ValueError("its classes are no names")
+        raise ValueError("its classes are not names")
     return info
 
 
 def _build_for_answers(info: ModelInfo) -> Method:
-    with torch.random.fork_rng():  # what is drawn here is overwritten later; the caller's draws are his own
+    with torch.random.fork_rng():  # what is drawn here is overwritten later; the caller's random state must not change
         backbone = create_backbone(info.backbone, NO_WEIGHTS)
         backbone.mean, backbone.std = info.mean, info.std
         if info.frozen_at is not None:

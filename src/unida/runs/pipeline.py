@@ -72,13 +72,13 @@ def execute(config: Config) -> Path:
 
 @contextmanager
 def _explaining_limits() -> Iterator[None]:
-    """What memory or disk cannot hold is the user's to change."""
+    """Report a lack of memory or disk as an error that the user can fix."""
     try:
         yield
     except OSError as error:
         what = error.filename or "a file of the run"
         raise UserError(
-            f"{what} cannot be read or written ({error.strerror or error}): solve that, then continue with --resume"
+            f"{what} cannot be read or written ({error.strerror or error}): fix that, then continue with --resume"
         ) from error
     except (MemoryError, RuntimeError) as error:
         text = str(error).lower()
@@ -96,7 +96,7 @@ def _carry_out(claim: Claim, fabric: Fabric) -> None:
         domains = main_process_first(fabric, lambda: _open_all(claim.config, is_main))
         config = _with_chosen_taps(claim, domains, fabric).config
         method = build_for_run(config, domains.source, domains.target)
-        phases = method.phases()  # may refuse: better now than after all features
+        phases = method.phases()  # may refuse: now, not after all features are computed
         refuse_single_images(method, config, fabric.world_size)
         refuse_crop(method.backbone, config.data.crop, method.eval().features)
         tracking = _open_tracking(config, domains)
@@ -110,7 +110,7 @@ def _carry_out(claim: Claim, fabric: Fabric) -> None:
 
 
 def _claim_for_all(config: Config, fabric: Fabric) -> Claim:
-    """The main process claims the folder; the others are told, in plain text, the config that came of it."""
+    """The main process claims the folder, and sends the config that results to the others as text."""
     if fabric.world_size == 1:
         return claim_folder(config, fabric.device.type != "cpu")
     claims: list[Claim] = []
@@ -120,7 +120,7 @@ def _claim_for_all(config: Config, fabric: Fabric) -> Claim:
         return config_to_yaml(claims[0].config)
 
     completed = config_from_yaml(told_by_main_process(fabric, claim))
-    assert completed.output.out is not None  # or the main process had raised
+    assert completed.output.out is not None  # or the main process would have raised
     return claims[0] if claims else Claim(completed, completed.output.out, is_new=False)
 
 
@@ -152,13 +152,13 @@ def refuse_uneven_batches(config: Config, processes: int) -> None:
 
 
 def refuse_single_images(method: Method, config: Config, processes: int) -> None:
-    """BatchNorm over vectors makes nothing of a single one. (Over maps, it has the locations of one image.)"""
+    """BatchNorm over vectors needs more than one. (Over maps, it has the locations of one image.)"""
     size = config.training.batch_size
     normalises = any(isinstance(layer, nn.BatchNorm1d) for layer in method.modules())
     if size == processes and normalises:
         raise UserError(
-            f"--batch-size {size} is one image in each process, and {config.training.method} normalises over its "
-            f"images: choose {2 * processes} or more"
+            f"--batch-size {size} is one image in each process, but {config.training.method} has BatchNorm, which "
+            f"needs two: choose {2 * processes} or more"
         )
 
 
@@ -170,7 +170,7 @@ def _open_tracking(config: Config, domains: Domains) -> Tracking | None:
 def open_inputs(
     fabric: Fabric, method: Method, phases: Sequence[Phase], domains: Domains, config: Config, visible: bool = True
 ) -> Inputs:
-    """Images for a backbone that is trained whole; for one that is frozen up to a tap, kept features from there."""
+    """Images if the whole backbone is trained; kept features if it is frozen up to a tap."""
     backbone, data = method.backbone, config.data
     if backbone.frozen_at is None:
         return PixelInputs(data.crop, backbone.mean, backbone.std, fabric.device)
@@ -190,7 +190,7 @@ def open_inputs(
 def views_needed(
     inputs: FeatureInputs, phases: Sequence[Phase], domains: Domains, config: Config
 ) -> list[tuple[Pixels, range]]:
-    """Training views of both domains; test views of those that are answered for, measured or swept over."""
+    """Training views of both domains; test views of images that a run answers for, measures or sweeps over."""
     sweeps_source = any("source" in phase.sweeps for phase in phases) or bool(config.output.tracked)
     sets = [
         (domains.source.pixels, inputs.every_view if sweeps_source else inputs.training_views),
@@ -244,7 +244,7 @@ class _Run:
         if self.fabric.is_global_zero:
             result = None if truth is None else measure_answers(answers, truth, self.method.num_classes)
             self._write_results(answers, pixels)
-            # The last: a folder with metrics.json is a finished run.
+            # Write this last: a folder with metrics.json is a finished run.
             write_metrics(self.folder, result, facts, self.config, measures)
             if measures:
                 log.info("after the last step: %s", tracked_note(measures))

@@ -1,4 +1,4 @@
-"""What a run tells: lines for people, metrics.json for programs."""
+"""What a run reports: lines for people, metrics.json for programs."""
 
 import json
 import logging
@@ -82,7 +82,7 @@ def write_metrics(
     config: Config,
     measures: Mapping[str, float] = MappingProxyType({}),
 ) -> None:
-    """metrics.json: the last step's metrics, apart from them the oracle's if asked for, and what the run cost.
+    """metrics.json: the last step's metrics, separately the oracle's if asked for, and what the run cost.
 
     Args:
         measures: of the last step's features, if --track asked for any.
@@ -127,7 +127,7 @@ def write_skipped(path: Path, skipped: Iterable[Skipped]) -> None:
 
 
 def class_lines(result: OpenSetResult) -> list[str]:
-    """A table with a line per class: how many images, how many of them found, how many answers right."""
+    """A table with a line per class: number of images, recall and precision."""
     names = {row.name: printable(row.name) for row in result.per_class}
     width = max(map(len, names.values())) + 2
     header = f"  {'class':<{width}}{'images':>7}{'recall':>8}{'precision':>11}"

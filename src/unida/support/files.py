@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Files that are written completely or not at all."""
 
 import contextlib
 import csv
@@ -12,9 +12,9 @@ from pathlib import Path
 
 @contextmanager
 def written_aside(path: Path, shared: bool = False) -> Iterator[Path]:
-    """Write to the path that this yields; it then takes the place of `path` at one stroke.
+    """Write to the path that this yields; it then replaces `path` in one step.
 
-    A reader, or a kill at any moment, never meets half a file.
+    A reader never finds half a file, even after a kill.
 
     Args:
         shared: several processes may write the file at the same time; the last one wins.
@@ -24,7 +24,7 @@ def written_aside(path: Path, shared: bool = False) -> Iterator[Path]:
         yield aside
         descriptor = os.open(aside, os.O_RDONLY)
         try:
-            os.fsync(descriptor)  # or a power cut could leave the new name with no content behind it
+            os.fsync(descriptor)  # or a power cut could leave the new name without content
         finally:
             os.close(descriptor)
         os.replace(aside, path)
@@ -35,7 +35,7 @@ def written_aside(path: Path, shared: bool = False) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """File names in the text may be no UTF-8: they are bytes, and are written as they are."""
+    """Write text. File names in it may not be valid UTF-8: they are bytes, and stay as they are."""
     with written_aside(path) as aside:
         aside.write_text(text, newline="", encoding="utf-8", errors="surrogateescape")
 

@@ -1,4 +1,4 @@
-"""Memory of a training process: how much it took, and how not to pay for it twice."""
+"""Memory of a training process: how much it took, and how to avoid allocating it again and again."""
 
 import ctypes
 import resource
@@ -10,7 +10,7 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # of glibc's <malloc.h>
 
 
 def keep_freed_memory() -> None:
-    """Tell the C library to keep what is freed instead of handing it back to the system. Linux with glibc only.
+    """Let the C library keep freed memory instead of returning it to the system. Linux with glibc only.
 
     Every step allocates and frees the same large activations. By default each goes back to the system at once, and the
     next step pays for fresh, zeroed pages: on a CPU that can be as much time as the network itself

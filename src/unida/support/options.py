@@ -17,7 +17,7 @@ def flag(name: str) -> str:
 
 
 def shown(metavar: str, hint: str = "", name: str | None = None) -> Any:
-    """How the help shows an option: its placeholder, what to say instead of "default: None", another name."""
+    """How the help shows an option: its placeholder, what to show instead of "default: None", another name."""
     if name is None:
         return tyro.conf.arg(metavar=metavar, help_behavior_hint=hint)
     return tyro.conf.arg(name=name, metavar=metavar, help_behavior_hint=hint)
@@ -31,7 +31,7 @@ def check_numbers(
     most: float = math.inf,
     below: float = math.inf,
 ) -> None:
-    """Refuse a number outside its range, by the option's name. None passes: it means a default."""
+    """Refuse a number outside its range; the error names the option. None is allowed: it means a default."""
     for name in names:
         number = getattr(options, name)
         if number is None or (_is_finite(number) and least <= number <= most and above < number < below):

@@ -1,4 +1,4 @@
-"""Several processes that keep in step. With one process, everything here does nothing."""
+"""Several processes that work together. With one process, everything here does nothing."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -34,7 +34,7 @@ def main_process_first(fabric: Fabric, work: Callable[[], T]) -> T:
 
 
 def told_by_main_process(fabric: Fabric, work: Callable[[], T]) -> T:
-    """The main process works alone, the others are told its plain result; a user's error stops them all."""
+    """The main process works alone and sends its plain result to the others; a user's error stops them all."""
     if fabric.world_size == 1:
         return work()
     result, error = None, None
@@ -50,9 +50,9 @@ def told_by_main_process(fabric: Fabric, work: Callable[[], T]) -> T:
 
 
 def share_buffers(fabric: Fabric, module: nn.Module) -> None:
-    """Give every process the main one's buffers: each has BatchNorm statistics of its own share after a step.
+    """Give every process the main one's buffers: after a step, each has BatchNorm statistics of its own share.
 
-    The main process's are those that a checkpoint holds, so all processes then answer with the model that is saved.
+    A checkpoint holds the main process's buffers, so all processes then answer with the saved model.
     """
     if fabric.world_size > 1:
         for buffer in module.buffers():
@@ -60,7 +60,7 @@ def share_buffers(fabric: Fabric, module: nn.Module) -> None:
 
 
 def share_parameters(fabric: Fabric, module: nn.Module) -> None:
-    """Give every process the main one's parameters, where they were set by other means than a shared update."""
+    """Give every process the main one's parameters, if they were not set by a shared update."""
     if fabric.world_size > 1:
         for parameter in module.parameters():
             torch.distributed.broadcast(parameter.data, src=0)
@@ -70,7 +70,7 @@ def gather(values: Tensor) -> Tensor:
     """(B, …) of this process → (B_all, …) of all processes, in the order of the whole batch. No gradient flows back.
 
     For what a training step writes into a buffer, such as a memory of all target images: a distributed wrapper gives
-    every process the main one's buffers, so that what only another process wrote would be lost.
+    every process the main one's buffers, so values that only another process wrote would be lost.
     """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return values.detach()

@@ -13,14 +13,14 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class Report(Protocol):
-    """Says how many are done, with a note such as the losses."""
+    """Reports how many are done, with a note such as the losses."""
 
     def __call__(self, count: int, note: str = "") -> None: ...
 
 
 @contextmanager
 def progress(title: str, total: int, done: int = 0, visible: bool = True) -> Iterator[Report]:
-    """Yields `report(done, note)`. `done` at the start counts as done before: it does not speed up the estimate."""
+    """Yields `report(done, note)`. `done` items were done before: they do not count in the estimate of time."""
     if not visible or total <= done:
         yield _silence
     elif sys.stderr.isatty():

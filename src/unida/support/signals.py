@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: a run saves itself and says how to continue."""
+"""Ctrl-C and SIGTERM: a run saves its state and reports how to continue."""
 
 import logging
 import signal
@@ -30,7 +30,7 @@ def stop_requested() -> Iterator[threading.Event]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGTERM ends the work inside as Ctrl-C does. What is half-written stays aside, so nothing is lost."""
+    """SIGTERM ends the work inside as Ctrl-C does. Half-written files have other names, so nothing is lost."""
 
     def end(number: int, frame: object) -> None:
         raise Interrupted("stopped")

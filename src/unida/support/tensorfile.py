@@ -1,4 +1,4 @@
-"""Tensors in a safetensors file that is whole or not there, and that knows when it was damaged. No pickle.
+"""Tensors in a safetensors file. It is written completely or not at all, and damage is found. No pickle.
 
 The header holds a digest of all names, numbers and notes. It is computed when the file is written and compared when the
 file is read: `benchmarks/digests.py` measures what that costs.
@@ -19,12 +19,12 @@ from torch import Tensor
 from unida.errors import UserError
 from unida.support.files import written_aside
 
-HEADER = "unida"  # the one entry of the file's header: of several, safetensors would change the order at will
+HEADER = "unida"  # the only entry of the file's header: safetensors does not keep the order of several
 DIGEST = "digest"
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, str]) -> None:
-    """Save tensors so that `path` holds, at any moment, either what it held or all of the new."""
+    """Save tensors. At any moment, `path` holds all of the old content or all of the new."""
     on_host = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -32,12 +32,12 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str,
             save_file(on_host, aside, {HEADER: json.dumps({DIGEST: digest_of(on_host, notes), **notes})})
     except (OSError, SafetensorError) as error:
         raise UserError(
-            f"{path} cannot be written ({_reason(error)}): make room, then continue with --resume"
+            f"{path} cannot be written ({_reason(error)}): free space, then continue with --resume"
         ) from error
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors and the notes; a UserError if a bit of them is not what was written."""
+    """The tensors and the notes; a UserError if one bit differs from what was written."""
     try:
         with safe_open(path, framework="pt") as file:
             notes = _notes(path, file.metadata())
@@ -67,7 +67,7 @@ def _notes(path: Path, header: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def digest_of(tensors: Mapping[str, Tensor], notes: Mapping[str, str]) -> str:
-    """blake2b of everything that `write_tensors` is given, whatever its order."""
+    """blake2b of everything that `write_tensors` is given, in any order."""
     digest = hashlib.blake2b(json.dumps(sorted(notes.items())).encode(), digest_size=16)
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -76,7 +76,7 @@ def digest_of(tensors: Mapping[str, Tensor], notes: Mapping[str, str]) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Of a full disk, safetensors only says what the system told it."""
+    """The system's reason; for a full disk, safetensors hides it in a text of its own."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text = " ".join(str(error).split())

@@ -1,4 +1,4 @@
-"""The batches of a run, and looks at all images beside them. All draws are functions of the seed and the step."""
+"""The batches of a run, and passes over all images. All draws are functions of the seed and the step."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -46,7 +46,7 @@ class BatchStream:
         return (self.source if domain == "source" else self.target).pixels
 
     def batch(self, step: int, phase: Phase, wants: Sequence[Want] = ()) -> tuple[SourceBatch, TargetBatch]:
-        """What a phase looks at in a step; a batch that it does not look at is empty."""
+        """The batches of a phase's step; a batch that the phase does not use is empty."""
         nothing = np.zeros(0, dtype=np.int64)
         source_index = self.source_samplers[phase.source].batch(step) if phase.source is not None else nothing
         target_index = self.target_sampler.batch(step)
@@ -80,15 +80,15 @@ class BatchStream:
     def _wanted(
         self, domain: DomainName, step: int, wants: Sequence[Want], images: Tensor, index: np.ndarray
     ) -> dict[str, Made]:
-        """What the method wants beside the batch. What is made of the batch is shared by the processes as the batch is.
+        """What the method wants beside the batch. Processes divide what is made from the batch, like the batch.
 
         Images that it names are given to every process, all of them: losses on them are then the same on each, and so
-        is their mean. A loss over classes cannot be cut into shares as a mean over images can.
+        is their mean. A loss over classes cannot be divided into shares; a mean over images can.
         """
         found = {}
         for want in (want for want in wants if want.domain == domain):
             if want.indices is None:
-                draw = generator(self.seed, f"{domain} {want.name}", step)  # of its own: other draws stay as they are
+                draw = generator(self.seed, f"{domain} {want.name}", step)  # its own stream: other draws do not change
                 recipe, part = self.recipes[want.recipe or ""], shard(index, self.rank, self.processes)
                 found[want.name] = self.inputs.made(recipe, self.pixels(domain), index, draw, part, images)
             else:
@@ -105,7 +105,7 @@ class BatchStream:
         return Made(views, torch.zeros_like(which), which[:, None])
 
     def made(self, domain: DomainName, recipe: str, number: int) -> Made:
-        """A batch of what a recipe makes, beside the training steps, whole on every process."""
+        """A batch of what a recipe makes, outside the training steps; every process gets all of it."""
         draw = generator(self.seed, f"{domain} {recipe} to look at", number)
         index = draw.integers(len(self.pixels(domain)), size=self.batch_size)
         return self._views_of(domain, index, recipe, draw)
@@ -125,10 +125,10 @@ def over_test_views(
     count: int | None = None,
     recipe: ImageRecipe | None = None,
 ) -> Tensor:
-    """(N, …) float32: what `compute` makes of the test view of each image, or of the first `count`.
+    """(N, …) float32: the result of `compute` for the test view of each image, or of the first `count`.
 
     Args:
-        recipe: makes an image of each test view first.
+        recipe: makes an image from each test view first.
     """
     index = np.arange(len(pixels) if count is None else count)
     found = []
@@ -139,7 +139,7 @@ def over_test_views(
 
 
 def images_shown(source: SourceBatch, target: TargetBatch, wants: Sequence[Want], processes: int = 1) -> int:
-    """Images of a step that go through the network; those that all processes are given alike count once."""
+    """Images of a step that go through the network; those that every process gets count once."""
     extras = {"source": source.extra, "target": target.extra}
     shared = len(source.images) + len(target.images)
     shared += sum(len(extras[want.domain][want.name].images) for want in wants if want.indices is None)
@@ -148,7 +148,7 @@ def images_shown(source: SourceBatch, target: TargetBatch, wants: Sequence[Want]
 
 
 class AllImages:
-    """The `Sweep` of a method: each process looks at all images, so that all agree."""
+    """The `Sweep` of a method: each process sees all images, so that all agree."""
 
     def __init__(self, method: Method, stream: BatchStream) -> None:
         self.method, self.stream = method, stream

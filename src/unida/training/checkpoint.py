@@ -1,7 +1,7 @@
-"""What a killed run needs to continue: one file, written aside, synced and renamed.
+"""What a killed run needs to continue: one file, written under another name, synced and renamed.
 
-One file, because a rename is atomic for a file but not for a folder: whoever reads it finds a whole checkpoint, the old
-one or the new one.
+One file, because a rename is atomic for a file but not for a folder: a reader finds a complete checkpoint, the
+old one or the new one.
 """
 
 import json
@@ -23,8 +23,8 @@ class Progress:
     """How far a run has come. Samplers and augmentation have no state, so the step number stands for them."""
 
     step: int  # steps taken
-    phase: int = 0  # the phase of the last one
-    seconds: float = 0.0  # that the run has taken
+    phase: int = 0  # phase of the last step
+    seconds: float = 0.0  # that the run took so far
     scaler: dict[str, Any] = field(default_factory=dict)  # state of the gradient scaler
     losses: dict[str, dict[str, float]] = field(default_factory=dict)  # by turn, the last ones
     run: str = ""  # fingerprint of the run's config
@@ -59,7 +59,7 @@ class Checkpoint:
         own = {k.removeprefix("method/"): v for k, v in self.tensors.items() if k.startswith("method/")}
         try:
             method.load_state_dict(own)
-        except RuntimeError as error:  # names or shapes that are not those of today
+        except RuntimeError as error:  # names or shapes of another version
             raise self._other_version() from error
 
     def restore_optimisers(self, optimisers: Mapping[str, Optimizer]) -> None:
@@ -85,5 +85,5 @@ class Checkpoint:
 
 
 def _laid_out_like(parameter: Tensor, state: Tensor) -> Tensor:
-    """The file knows no memory format, but a fused optimiser walks parameter and state in step through memory."""
+    """The state in the parameter's memory format: the file has none, but a fused optimiser needs both equal."""
     return torch.empty_like(parameter, dtype=state.dtype).copy_(state) if state.shape == parameter.shape else state

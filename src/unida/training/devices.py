@@ -21,7 +21,7 @@ def open_fabric(training: TrainingOptions) -> Fabric:
     if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun has started the processes: it says how many there are
         devices = int(os.environ["LOCAL_WORLD_SIZE"])
         nodes = int(os.environ["WORLD_SIZE"]) // devices
-    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # or every process would say hello
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # or every process would print a greeting
     try:
         fabric = Fabric(
             accelerator=training.accelerator,
@@ -50,7 +50,7 @@ def _refuse_missing_bfloat16(precision: str) -> None:
 
 
 class _Distributed(DDPStrategy):
-    """Processes wait for the gradients of all parameters. If a turn leaves some without one, they look for them."""
+    """DDP waits for the gradients of all parameters. If a turn leaves some without one, DDP must search for them."""
 
     parameters_unused = False
 
@@ -60,6 +60,6 @@ class _Distributed(DDPStrategy):
 
 
 def expect_unused_parameters(fabric: Fabric, some: bool) -> None:
-    """Before a module is set up: whether some update leaves parameters without a gradient."""
+    """Set, before a module is set up, whether some update leaves parameters without a gradient."""
     if isinstance(fabric.strategy, _Distributed):
         fabric.strategy.parameters_unused = some

@@ -18,7 +18,7 @@ log = logging.getLogger("unida")
 class MetricsLog:
     """Numbers by step, as JSON lines and as TensorBoard events.
 
-    After an interruption, lines of steps that the checkpoint does not know are dropped: they will be written again.
+    After an interruption, lines of steps after the checkpoint are dropped: they will be written again.
     """
 
     def __init__(self, folder: Path, resume_step: int = 0) -> None:
@@ -41,7 +41,7 @@ class MetricsLog:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics.jsonl. A last line that a kill cut short is left out; so are damaged ones, with a word."""
+    """The lines of a metrics.jsonl. A last line that a kill cut off is left out; damaged lines too, with a warning."""
     if not path.exists():
         return []
     lines, damaged = [], 0

@@ -32,7 +32,7 @@ class TrainingDiverged(UserError):
 
 
 class Training:
-    """One run of a method, from the folder's checkpoint if there is one to the configured number of steps.
+    """One run of a method up to the configured number of steps, from the folder's checkpoint if there is one.
 
     Args:
         phases: of the method.
@@ -59,20 +59,20 @@ class Training:
         expect_unused_parameters(fabric, not all(covers_all(turn, method) for phase in phases for turn in phase.turns))
         self.wrapped = fabric.setup_module(method)
         self.scaler = getattr(fabric.strategy.precision, "scaler", None)
-        self.place = -1  # the current phase's in `phases`
+        self.place = -1  # position of the current phase in `phases`
         self.optimisers: dict[str, Any] = {}  # of its turns
-        self.latest: dict[str, Losses] = {}  # of each turn, when it was last due
+        self.latest: dict[str, Losses] = {}  # the last losses of each turn
         self.checkpoint = None if folder is None else folder / "checkpoint" / "resume.safetensors"
         self.saved_step: int | None = None  # step of the last checkpoint
         self.done = 0  # steps taken
-        self.seconds_before = 0.0  # that this run took before it was resumed
+        self.seconds_before = 0.0  # that the run took before it was resumed
         self._restore()
         self.metrics = MetricsLog(folder, self.done) if folder is not None and fabric.is_global_zero else None
         self.started = time.monotonic()
         self.seconds = 0.0  # spent in steps and rounds by this process, without evaluation and checkpoints
         self.images_here = 0  # shown to the network in these seconds, by all processes
         self.steps_here = 0
-        self._swept: Tensor | None = None  # the target's features, from a round after the last step so far
+        self._swept: Tensor | None = None  # the target's features, if a round has just computed them
 
     @property
     def phase(self) -> Phase:
@@ -108,20 +108,23 @@ class Training:
                 self.enter_phases()
 
     def enter_phases(self) -> None:
-        """Begin the next phase if the current one is over; phases without steps begin and are over."""
+        """Begin the next phase if the current one is over; a phase without steps begins and ends at once."""
         while self.place + 1 < len(self.phases) and (self.place < 0 or self.done >= self.span.stop):
-            start = time.perf_counter()
-            self.place += 1
-            if len(self.phases) > 1:
-                log.info(
-                    "phase %d of %d: %s, %d steps", self.place + 1, len(self.phases), self.phase.name, len(self.span)
-                )
-            if self.phase.start is not None:
-                self._look_at_images(lambda sweep: self.phase.start(sweep))  # type: ignore[misc]
-            self._set_optimisers()
-            if self.phase.round is not None:
-                self.take_round()
-            self.seconds += time.perf_counter() - start
+            self.enter_next_phase()
+
+    def enter_next_phase(self) -> None:
+        """Its start, its optimisers and its first round."""
+        began = time.perf_counter()
+        self.place += 1
+        phase, number, of = self.phase, self.place + 1, len(self.phases)
+        if of > 1:
+            log.info("phase %d of %d: %s, %d steps", number, of, phase.name, len(self.span))
+        if phase.start is not None:
+            self._look_at_images(phase.start)
+        self._set_optimisers()
+        if phase.round is not None:
+            self.take_round()
+        self.seconds += time.perf_counter() - began
 
     def _set_optimisers(self) -> None:
         self.latest = {}
@@ -135,13 +138,13 @@ class Training:
         self._swept = None
         wants = self.method.wants(step)
         batch = self.stream.batch(step, self.phase, wants)
-        for turn in self.phase.turns:  # of all: the log reports them, whichever turn is due
+        for turn in self.phase.turns:  # for all turns, due or not: the log reports them
             set_learning_rate(self.optimisers[turn.name], step - self.span.start, len(self.span), turn.decay)
         due = [turn for turn in self.phase.turns if turn.due is None or turn.due(step)]
         for turn in due:
             self.latest[turn.name] = self._take_turn(turn, batch, step, is_first=turn is due[0])
         self.done += 1
-        if with_round and self._round_now():  # before evaluation and checkpoint, which go by what it finds
+        if with_round and self._round_now():  # before evaluation and checkpoint, which use its results
             self.take_round()
         self.images_here += images_shown(*batch, wants, self.fabric.world_size)
         self.steps_here += 1
@@ -164,9 +167,9 @@ class Training:
         return {name: loss.detach() for name, loss in losses.items()}
 
     def features_of(self, pixels: Pixels) -> Tensor | None:
-        """(N, d) of these images, if a round has just computed them for clustering: evaluation need not do it again.
+        """(N, d) of these images, if a round has just computed them: evaluation need not compute them again.
 
-        Several processes share the work of evaluation, in other batches: then a resumed run would have other last bits.
+        Not with several processes: they evaluate in other batches, so a resumed run would differ in the last bits.
         """
         if self._swept is None or self.fabric.world_size > 1:
             return None
@@ -190,7 +193,7 @@ class Training:
 
     @torch.no_grad()
     def _look_at_images(self, work: Callable[[AllImages], None]) -> AllImages:
-        """Every process does it all. They start from the same statistics, and continue with what the main one found."""
+        """Every process does all the work. They start with equal statistics and continue with the main one's."""
         self.method.eval()
         share_buffers(self.fabric, self.method)
         sweep = self.stream.sweep(self.method)
@@ -208,7 +211,7 @@ class Training:
         return done % self.checkpoint_every == 0 or done == self.steps
 
     def _asking_others(self, done: int) -> bool:
-        """Agreeing with other processes waits for all of them: only done when logging. Alone, it costs nothing."""
+        """To agree, processes wait for each other: only when logging. A single process does not wait."""
         return self.fabric.world_size == 1 or self._logging_now(done)
 
     def _log(self) -> str:
@@ -243,8 +246,8 @@ class Training:
         finite = torch.stack(list(losses.values())).isfinite()
         if self._agreed(not bool(finite.all())):
             name = next((n for n, ok in zip(losses, finite.tolist(), strict=True) if not ok), "of another process")
-            # In the step's first turn, the weights are those before this step. In a later one they are not any more:
-            # from them, a resumed run would take the turns before a second time.
+            # In the step's first turn, the weights are those before this step. In a later turn they are not: a run
+            # resumed from them would take the earlier turns a second time.
             if is_first and not self._agreed(not self._state_is_finite()):
                 self._write_checkpoint()
             raise self._diverged(f"loss {name!r} is not finite at step {step + 1}")
@@ -275,7 +278,7 @@ class Training:
         return reduced
 
     def _save(self) -> None:
-        """Never replaces a good checkpoint by a bad one: a finite loss may still have had a gradient that was not."""
+        """Never replaces a good checkpoint by a bad one: a finite loss may have had a gradient that was not finite."""
         if self._agreed(not self._state_is_finite()):
             raise self._diverged(f"a weight is not finite after step {self.done}")
         self._write_checkpoint()

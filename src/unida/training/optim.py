@@ -12,8 +12,8 @@ from unida.training.options import TrainingOptions
 def build_optimiser(turn: Turn, options: TrainingOptions) -> Optimizer:
     """The turn's optimiser, with a parameter group for each of its groups.
 
-    SGD has Nesterov momentum and weight decay (OVANet). Adam has torch's defaults and no decay (USFDA). A group is not
-    one tensor, as in the references, so that the fused kernel updates each in one go.
+    SGD has Nesterov momentum and weight decay (OVANet). Adam has torch's defaults and no decay (USFDA). The references
+    make a group of each tensor; here a group has many, so that the fused kernel updates them at once.
     """
     # With a gradient scaler, a fused step would unscale by itself, which forbids clipping: use foreach there.
     implementation: dict[str, Any] = {"foreach": True} if options.precision == "16-mixed" else {"fused": True}
@@ -42,7 +42,7 @@ def inverse_decay(step: int, steps: int, decay: float = 10.0) -> float:
     The references fix T = 10,000; here T is the length of the phase, which is the same at 10,000 steps.
 
     Args:
-        decay: a; 10, or less for a method that stops on its way down, or 0 for none.
+        decay: a; 10, less for a method that stops earlier on the curve, 0 for a constant rate.
     """
     return float((1 + decay * step / steps) ** -0.75)
 

@@ -11,7 +11,7 @@ LARGEST_BATCH = 1_000_000
 @dataclass(frozen=True)
 class TrainingOptions:
     method: str = "ovanet"
-    """The method: one of those that `unida methods` lists."""
+    """Train with this method; see: unida methods."""
     steps: Annotated[int | None, shown("N", "(default: 300; with a GPU the method's own, see: unida methods)")] = None
     """Training steps (OVANet's paper: 10,000; DCC's code: 3,000)."""
     batch_size: int = 36
@@ -37,7 +37,7 @@ class TrainingOptions:
     devices: int = 1
     """Processes on each machine, one device each."""
     num_nodes: int = 1
-    """Machines; torchrun and SLURM are detected."""
+    """Number of machines; torchrun and SLURM are detected."""
 
     def check(self) -> None:
         check_numbers(self, "steps", "devices", "num_nodes", least=1, most=LARGEST_INTEGER)

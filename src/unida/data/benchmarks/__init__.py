@@ -1,7 +1,6 @@
 """The published benchmarks, from definition to files: the one module to import.
 
-`benchmark_spec` holds what is published (read from `splits/*.json`), `benchmark_files` finds the images on
-disk, `benchmark_verify` compares the two.
+`spec` holds what is published (read from `splits/*.json`), `files` finds the images on disk, `verify` compares the two.
 """
 
 from unida.data.benchmarks.files import Listing, domain_files, listed_files, locate

@@ -1,7 +1,7 @@
 """Where a benchmark's images lie on disk: the usual folder layouts, spellings and official list files.
 
 Accepted: `root/<domain>/<class>/…`, `root/<domain>/images/<class>/…` and either below a folder named like
-the benchmark (`root/office31/amazon/…`). Case, spaces, '-' and '_' in folder names do not count.
+the benchmark (`root/office31/amazon/…`). Case, spaces, '-' and '_' in folder names do not matter.
 """
 
 import logging
@@ -33,7 +33,7 @@ class DomainScan:
 
 
 class Listing(NamedTuple):
-    """(path, class name) of every image, and a note where that is not the official selection."""
+    """(path, class name) of every image, and a note if that is not the official selection."""
 
     files: list[tuple[Path, str]]
     note: str
@@ -52,7 +52,7 @@ def locate(benchmark: Benchmark, root: str | Path, domain: str) -> dict[str, Pat
 
 
 def listed_files(benchmark: Benchmark, root: str | Path, domain: str, part: Part) -> Listing:
-    """The images of a part: those of the official list where there is one, else all of the domain."""
+    """The images of a part: those of the official list if there is one, else all of the domain."""
     scan = scan_domain(benchmark, root, domain)
     list_file = find_list(benchmark, root, scan, domain, benchmark.protocol.part(part))
     if list_file is not None:
@@ -69,7 +69,7 @@ def listed_files(benchmark: Benchmark, root: str | Path, domain: str, part: Part
 
 
 def domain_files(benchmark: Benchmark, root: str | Path, domain: str, part: Part = "adapt") -> list[tuple[Path, str]]:
-    """(path, class name) of every image in a part of a domain; all classes, whatever the setting."""
+    """(path, class name) of every image in a part of a domain; all classes, for any setting."""
     listing = listed_files(benchmark, root, domain, part)
     if listing.note:
         log.warning(listing.note)
@@ -87,7 +87,7 @@ def scan_domain(benchmark: Benchmark, root: str | Path, domain: str) -> DomainSc
         scan = _scan_classes(benchmark, folder, images)
     if not scan.class_folders:
         example = benchmark.classes[0]
-        raise UserError(f"{folder} has no class folder of {benchmark.title}: expected '{example}' and the like in it")
+        raise UserError(f"{folder} has no class folder of {benchmark.title}: expected a folder such as '{example}'")
     return scan
 
 
@@ -97,7 +97,7 @@ def domains_found(benchmark: Benchmark, root: str | Path) -> list[str]:
 
 
 def image_paths(folder: Path) -> list[Path]:
-    """Image files directly in a folder, told by suffix alone, sorted by name; hidden files are none."""
+    """Image files directly in a folder, recognised by suffix alone, sorted by name, without hidden files."""
     return sorted(
         path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".")
     )
@@ -109,7 +109,7 @@ def find_list(benchmark: Benchmark, root: str | Path, scan: DomainScan, domain: 
         return None
     name = benchmark.lists.file.format(domain=benchmark.domain(domain), part=own_part)
     places = [scan.folder]
-    # Only a name that tells the domain may lie outside the domain's folder.
+    # Only a file name with the domain in it may lie outside the domain's folder.
     if "{domain}" in benchmark.lists.file:
         top = scan.folder.parent
         places += [top, *(top / sub for sub in _LIST_FOLDERS), Path(root)]
@@ -134,7 +134,7 @@ def read_list(benchmark: Benchmark, scan: DomainScan, list_file: Path) -> ListFi
 
 
 def _parse_line(benchmark: Benchmark, line: str, where: str) -> tuple[Path, str]:
-    """'painting/axe/1.jpg 11' → (path, 'axe'). The label counts, and the folder must say the same."""
+    """'painting/axe/1.jpg 11' → (path, 'axe'). The label gives the class; the folder must agree."""
     text, label = [*line.rsplit(maxsplit=1), ""][:2]
     if not label.isdecimal() or int(label) >= len(benchmark.classes):
         last = len(benchmark.classes) - 1

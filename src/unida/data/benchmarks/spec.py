@@ -2,7 +2,7 @@
 
 In each file a row of `classes` is a class name followed by its number of images per column of `count_columns`
 (`domain` or `domain/part`); the row's position is the label integer. A split gives index ranges ("0-9") into
-that order, or into the ASCII order of the names where it says `"order": "ascii"`, or plain lists of names.
+that order, or into the ASCII order of the names if it has `"order": "ascii"`, or plain lists of names.
 """
 
 import json
@@ -21,7 +21,7 @@ Part = Literal["adapt", "evaluate"]
 
 
 def spelling_key(name: str) -> str:
-    """What is left of a name when case, spaces, '-' and '_' do not count: 'Real World' → 'realworld'."""
+    """A name in lower case without spaces, '-' and '_': 'Real World' → 'realworld'."""
     return "".join(letter for letter in name.lower() if letter not in " -_")
 
 
@@ -37,7 +37,7 @@ class Domain:
 
 @dataclass(frozen=True)
 class Split:
-    """The label sets of one setting and, in a line, whose they are and what differs."""
+    """The label sets of one setting, and a line on their source and on what differs."""
 
     label_sets: LabelSets
     note: str
@@ -45,7 +45,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Protocol:
-    """Which part of a domain is adapted on and which is evaluated ('all' where there are no parts)."""
+    """Which part of a domain is adapted on and which is evaluated ('all' if there are no parts)."""
 
     adapt: str
     evaluate: str
@@ -96,7 +96,7 @@ def count_role(per_class: dict[str, int], label_sets: LabelSets, role: Role) -> 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A published benchmark. `counts[domain, part]` are images per class; absent where not published."""
+    """A published benchmark. `counts[domain, part]` are images per class; absent if not published."""
 
     name: str
     title: str
@@ -116,7 +116,7 @@ class Benchmark:
         return tuple(self.splits)
 
     def split(self, setting: str) -> Split:
-        """The split of a setting, with the note that tells its source."""
+        """The split of a setting, with the note on its source."""
         split = self.splits.get(setting.strip().lower())
         if split is None:
             raise UserError(f"{self.title} has no setting '{setting}': it has {', '.join(self.settings)}")
@@ -127,7 +127,7 @@ class Benchmark:
         return self.split(setting).label_sets
 
     def find_domain(self, name: str) -> Domain:
-        """The domain meant by a name, an accepted spelling or a short letter."""
+        """The domain for a name, an accepted spelling or a short letter."""
         for domain in self.domains:
             if spelling_key(name) in map(spelling_key, (domain.name, domain.letter, *domain.aliases)):
                 return domain
@@ -152,7 +152,7 @@ class Benchmark:
         return source, target
 
     def published(self, domain: str, part: str) -> dict[str, int] | None:
-        """Images per class of one part ('all' is the sum of the parts); None where not published."""
+        """Images per class of one part ('all' is the sum of the parts); None if not published."""
         name = self.domain(domain)
         if part == "all" and self.protocol.adapt != "all":
             parts = [self.counts.get((name, own)) for own in (self.protocol.adapt, self.protocol.evaluate)]
@@ -170,13 +170,13 @@ class Benchmark:
     def expected_counts(
         self, domain: str, label_sets: LabelSets, role: Role, part: Part = "adapt"
     ) -> RoleCounts | None:
-        """Published numbers of images of a domain as source or target; None where not published per class."""
+        """Published numbers of images of a domain as source or target; None if not published per class."""
         per_class = self.published(domain, self.protocol.part(part))
         return None if per_class is None else count_role(per_class, label_sets, role)
 
 
 def available() -> list[str]:
-    """Names of the benchmarks known."""
+    """Names of the known benchmarks."""
     return sorted(_definitions())
 
 

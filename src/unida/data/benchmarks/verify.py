@@ -16,7 +16,7 @@ from unida.data.benchmarks.files import (
 from unida.data.benchmarks.spec import Benchmark, Part, Role, RoleCounts, count_role
 from unida.data.settings import LabelSets
 
-_SHOWN = 8  # problems of one kind and domain that are spelled out before "… and N more"
+_SHOWN = 8  # problems of one kind and domain that are listed before "… and N more"
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class PartCount:
         return sum(count > 0 for count in self.found.values())
 
     def problems(self) -> list[str]:
-        """A line per class with too few or too many images, or one for the total if no more is known."""
+        """A line per class with too few or too many images, or one for the total if only that is published."""
         place = self.domain if self.part == "all" else f"{self.domain} {self.part}"
         if self.published is None:
             return _difference(place, self.found_total, self.published_total)
@@ -50,7 +50,7 @@ class PartCount:
 
 @dataclass(frozen=True)
 class SettingCount:
-    """What a domain holds in one setting as source and as target; published numbers where there are any."""
+    """What a domain holds in one setting as source and as target; published numbers if there are any."""
 
     setting: str
     domain: str
@@ -131,7 +131,7 @@ def verify(benchmark: Benchmark, root: str | Path) -> VerifyReport:
 def _folder_problems(benchmark: Benchmark, scan: DomainScan, domain: str) -> list[str]:
     """Class folders missing, and folders that are no class."""
     missing = []
-    if benchmark.published(domain, "all") is None:  # else the count of the class tells
+    if benchmark.published(domain, "all") is None:  # else the count of the class shows it
         absent = [name for name in benchmark.classes if name not in scan.class_folders]
         missing = [f"{domain} / {name}: class folder missing" for name in absent]
     unknown = [f"{domain} / {folder.name}: extra folder, no class of the benchmark" for folder in scan.unknown_folders]
@@ -141,7 +141,7 @@ def _folder_problems(benchmark: Benchmark, scan: DomainScan, domain: str) -> lis
 def _count_parts(
     benchmark: Benchmark, root: Path, scan: DomainScan, domain: str
 ) -> tuple[list[PartCount], list[str], list[str]]:
-    """Count by the official lists where all are there, else by folder. Returns counts, problems and notes."""
+    """Count by the official lists if all are there, else by folder. Returns counts, problems and notes."""
     own_parts = list(dict.fromkeys((benchmark.protocol.adapt, benchmark.protocol.evaluate)))
     lists = [find_list(benchmark, root, scan, domain, part) for part in own_parts]
     in_folders = {name: len(image_paths(folder)) for name, folder in scan.class_folders.items()}
@@ -204,7 +204,7 @@ def _published_role(row: PartCount, label_sets: LabelSets, role: Role) -> RoleCo
 
 
 def _agreement(row: SettingCount) -> str:
-    """'agrees', 'not known' where nothing is published per class, or the published numbers."""
+    """'agrees', 'not known' if nothing is published per class, or the published numbers."""
     known = [(row.source, row.published_source), (row.target, row.published_target)]
     if all(published is None or found == published for found, published in known):
         return "agrees" if any(published for _, published in known) else "not known"

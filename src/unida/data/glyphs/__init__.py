@@ -1,8 +1,8 @@
-"""The embedded data: labelled pictures of simple things in three styles, drawn on the spot.
+"""The embedded data: labelled pictures of simple things in three styles, drawn when needed.
 
 A picture is a pure function of (seed, domain, class, number, size), so a set can grow without any earlier
-picture changing. The domains show the same things in ways that a model trained on one of them reads poorly
-on another: `flat` (clean colours on pastel), `sketch` (thin shaky pencil on paper), `photo` (texture,
+picture changing. The domains show the same things in different styles, so that a model trained on one
+of them is poor on another: `flat` (clean colours on pastel), `sketch` (thin shaky pencil on paper), `photo` (texture,
 clutter, light, blur).
 """
 
@@ -52,8 +52,8 @@ def write_glyphs(
     """Write a universal domain adaptation task as `out/source/<class>/*.png` and `out/target/<class>/*.png`.
 
     The classes are taken from `CLASSES` in order: the shared ones, then those of the source alone, then
-    those of the target alone. A set that is already there, whole and with the same parameters, is left as it
-    is; one that was interrupted or has other parameters is drawn anew. `progress` is called after each
+    those of the target alone. A complete set with the same parameters is kept; one that was
+    interrupted or has other parameters is drawn again. `progress` is called after each
     picture with (pictures done, pictures in all).
     """
     check_domain("source_domain", source_domain)
@@ -78,7 +78,7 @@ def write_glyphs(
     try:
         if _read_marker(out) != request or not all(picture.path.is_file() for picture in pictures):
             _clear(out, folders)
-            _write_marker(out, {})  # empty: the folders are ours, and not yet whole
+            _write_marker(out, {})  # empty: the folders are ours, but not complete yet
             _save(pictures, seed, size, progress)
             _write_marker(out, request)
     except OSError as error:
@@ -139,7 +139,7 @@ def _save(pictures: Sequence[_Picture], seed: int, size: int, progress: Progress
 
 
 def _read_marker(out: Path) -> Request | None:
-    """The parameters of the whole set in `out`; empty if it is not whole, None if none was ever begun."""
+    """The parameters of the set in `out`; empty if it is not complete, None if there is none."""
     try:
         parameters = json.loads((out / _MARKER).read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -15,8 +15,8 @@ from unida.errors import UserError
 Pixels = NDArray[np.floating]  # (S, S, 3) in 0…255, or (S, S, 1) in 0…1
 
 DOMAINS: tuple[str, ...] = ("flat", "sketch", "photo")
-DRAWING_VERSION = 1  # raise it when any picture changes: sets already on disk are then drawn anew
-SMALLEST = 16  # pixels a side; nothing can be recognised below
+DRAWING_VERSION = 1  # raise it when any picture changes: sets on disk are then drawn again
+SMALLEST = 16  # pixels per side; nothing can be recognised in smaller pictures
 _SUPERSAMPLE = 3  # shapes are drawn this much larger and averaged down, for smooth edges
 
 
@@ -35,7 +35,7 @@ def draw(class_name: str, domain: str, seed: int, size: int = 96, *, number: int
 
 def check_domain(option: str, domain: str) -> None:
     if domain not in DOMAINS:
-        raise UserError(f"{option} {domain!r} is not drawn: choose one of {', '.join(DOMAINS)}")
+        raise UserError(f"{option} {domain!r} is no glyph domain: choose one of {', '.join(DOMAINS)}")
 
 
 def check_least(option: str, number: int, least: int) -> None:
@@ -85,7 +85,7 @@ def _colour(hue: float, saturation: float, value: float) -> Pixels:
 
 
 def _rgb(colour: Pixels) -> tuple[int, int, int]:
-    """A colour as Pillow wants it."""
+    """A colour as Pillow expects it."""
     return int(colour[0]), int(colour[1]), int(colour[2])
 
 
@@ -137,7 +137,7 @@ def _paint_photo(parts: Sequence[Part], rng: np.random.Generator, size: int) -> 
     hue, bright = rng.random(), rng.random() < 0.3
     scene = _clutter(rng, hue + rng.uniform(0.3, 0.7), 0.4 if bright else 0.9, size)
     mask = _mask(parts, size)
-    shadow = np.roll(mask, (round(0.03 * size), round(0.02 * size)), axis=(0, 1))  # shapes keep off the rim
+    shadow = np.roll(mask, (round(0.03 * size), round(0.02 * size)), axis=(0, 1))  # shapes do not touch the edge
     scene *= 1 - 0.3 * shadow
     value = rng.uniform(0.85, 1.0) if bright else rng.uniform(0.3, 0.5)
     first = _colour(hue, rng.uniform(0.4, 0.9), value)
@@ -154,7 +154,7 @@ def _paint_photo(parts: Sequence[Part], rng: np.random.Generator, size: int) -> 
 
 
 def _clutter(rng: np.random.Generator, hue: float, value: float, size: int) -> Pixels:
-    """A mottled ground strewn with blobs and bars of related colours: (S, S, 3)."""
+    """A ground of uneven brightness with blobs and bars of similar colours: (S, S, 3)."""
     canvas = Image.new("RGB", (size * 2, size * 2), _rgb(_colour(hue, 0.35, value)))
     pen = ImageDraw.Draw(canvas)
     for _ in range(rng.integers(5, 10)):
@@ -171,7 +171,7 @@ def _clutter(rng: np.random.Generator, hue: float, value: float, size: int) -> P
 
 
 def _texture(rng: np.random.Generator, size: int) -> Pixels:
-    """How much of the first of two colours: mottle, stripes or checks, (S, S, 1) in 0…1."""
+    """How much of the first of two colours: clouds, stripes or checks, (S, S, 1) in 0…1."""
     kind = rng.integers(3)
     if kind == 0:
         return _clouds(rng, int(rng.integers(8, 24)), size)

@@ -1,4 +1,4 @@
-"""The things that are drawn, as outlines: one shape per class, free of size, place and style."""
+"""The things that are drawn, as outlines: one shape per class, without size, place and style."""
 
 from dataclasses import dataclass
 
@@ -81,7 +81,7 @@ def _join(*pieces: Points) -> Points:
     return np.concatenate(pieces)
 
 
-# Any prefix of this list is a varied set: look-alikes (ring and circle, plus and cross) stand apart.
+# The first classes are always a varied set: similar ones (ring and circle, plus and cross) are far from each other.
 SHAPES: dict[str, tuple[Part, ...]] = {
     "star": (Part(_star(5, 0.42)),),
     "house": (

@@ -1,4 +1,4 @@
-"""What a method under SPA takes for its backbone: the same, with the word histogram in its feature."""
+"""The backbone of a method under SPA: the feature contains the word histogram."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,11 +13,11 @@ from unida.methods.spa.options import SPAOptions
 from unida.models.backbone import POOLED, Backbone
 from unida.models.words import Words, histogram
 
-ROOT_SHARE = 0.25  # length of a histogram scaled by its root, as a share of the pooled features'
+ROOT_SHARE = 0.25  # length of a histogram with scale "root", as a share of the pooled features' length
 
 
 class Seen(NamedTuple):
-    """What the goal's losses made of a batch of images, so that it need not be made twice."""
+    """What the goal's losses computed for a batch of images, to be used again."""
 
     images: Tensor
     features: Tensor  # (B, D, H, W)
@@ -25,7 +25,7 @@ class Seen(NamedTuple):
 
 
 class WordBackbone(nn.Module):
-    """What the method under SPA takes for its backbone: the feature is, or ends with, the word histogram."""
+    """The backbone of the method under SPA: the feature is, or ends with, the word histogram."""
 
     length: Tensor
 
@@ -48,10 +48,10 @@ class WordBackbone(nn.Module):
         alone = in_feature and options.spa_place == "instead"
         self.num_features = histogram_size + (0 if alone else backbone.num_features)
         self.register_buffer("length", torch.ones(()))  # of pooled features, before training
-        self.seen: list[Seen] | None = None  # while recording, what `forward` met
+        self.seen: list[Seen] | None = None  # while recording, what `forward` computed
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images, or what stands for them → (B, num_features)."""
+        """Images, or kept features instead of them → (B, num_features)."""
         options, parts = self.options, []
         state = self.backbone.state(images, upto=self.tap)
         features = map_at(self.backbone, state, self.tap)
@@ -61,20 +61,20 @@ class WordBackbone(nn.Module):
         if options.spa_words == "on":
             log_words = self.vocabulary(features, updating=self.goal_learns)
             parts.append(self.scaled(histogram(log_words)))
-        if self.seen is not None:  # log φ can serve twice if the gradients are to reach the same weights
+        if self.seen is not None:  # log φ can be used again if both losses update the same weights
             self.seen.append(Seen(images, features, log_words if self.goal_learns == self.pretext_learns else None))
         return torch.cat(parts, dim=1)
 
     @property
     def read_by_words(self) -> set[int]:
-        """Ids of the backbone's parameters that words are made with."""
+        """Ids of the backbone's parameters that words depend on."""
         if self.backbone.frozen_at == POOLED:
             return set()
         return {id(p) for p in self.backbone.parameters_upto(self.tap)}
 
     @property
     def read_by_feature(self) -> set[int]:
-        """Ids of the backbone's parameters that the method's feature is made with."""
+        """Ids of the backbone's parameters that the method's feature depends on."""
         alone = self.options.spa_words == "on" and self.options.spa_place == "instead"
         return self.read_by_words if alone else {id(p) for p in self.backbone.parameters()}
 
@@ -97,14 +97,14 @@ class WordBackbone(nn.Module):
         return self._pooled(self.backbone.state(images, upto=self.tap)).float().norm(dim=1)
 
     def scaled(self, shares: Tensor) -> Tensor:
-        """ψ (B, K) as heads get to see it.
+        """ψ (B, K), scaled for the heads.
 
         OVANet's heads have neither bias nor normalisation: they need activations around 1 with a positive mean.
         """
         if self.normalise is not None:
             return F.relu(self.normalise(shares))
         if self.options.spa_scale == "root":
-            # Of length 1 whatever the words (Hellinger's map), then a share of the pooled feature beside it.
+            # Always of length 1 (Hellinger's map), then scaled to a share of the pooled feature's length.
             return shares.clamp_min(1e-9).sqrt() * (ROOT_SHARE * self.length)
         if self.options.spa_scale == "unit":
             return F.normalize(shares, dim=1) / 0.05  # OVANet's temperature for normalised features
@@ -112,7 +112,7 @@ class WordBackbone(nn.Module):
 
     @contextmanager
     def recording(self) -> Iterator[list[Seen]]:
-        """Collects images and the maps that `forward` made of them, so that they need not be made twice."""
+        """Collect images and the maps that `forward` computed for them, to be used again."""
         self.seen = []
         try:
             yield self.seen
@@ -121,7 +121,7 @@ class WordBackbone(nn.Module):
 
 
 def map_at(backbone: Backbone, state: Tensor, tap: str) -> Tensor:
-    """The state as (B, D, H, W). Of a backbone that is frozen whole only pooled vectors are left: one location."""
+    """The state as (B, D, H, W). If the whole backbone is frozen, there are only pooled vectors: one location."""
     return state[:, :, None, None] if backbone.frozen_at == POOLED else backbone.spatial(state, tap)
 
 
@@ -131,6 +131,6 @@ def _refuse_frozen_tap(backbone: Backbone, tap: str, given: bool) -> None:
         raise UserError("--spa.tap has no effect with --train head, which keeps pooled vectors only: leave it out")
     if frozen in backbone.taps and tap in backbone.taps and backbone.taps.index(tap) <= backbone.taps.index(frozen):
         raise UserError(
-            f"--spa.tap {tap} is not behind --tap {frozen}, up to which the backbone is frozen: choose a later tap for "
-            "the words, or an earlier one to freeze"
+            f"--spa.tap {tap} is not after --tap {frozen}, where the frozen part ends: choose a later --spa.tap, "
+            "or an earlier --tap"
         )

@@ -11,12 +11,11 @@ On top of any other method, whose own losses, heads and unknown rule stay as the
         entropy   word entropy of un-shuffled images, of both domains or the target           → h, V
     f_n is dropped in the end.
 
-Two presets. ``paper``: as printed; where the paper leaves a choice, as its cost table decides it (the words stand on
-the last map, the histogram is the feature), goal and pretext in turns with an optimiser each. ``best``: what was
-measured to help (docs/spa.md): words are found by k-means in the pretrained features of both domains and stay where
-they are; the entropy loss is *anchored*: a location of a target image keeps the word that the pretrained network gives
-it, instead of becoming sure of any word, and the more firmly, the more differently the two domains use words before
-training; there is no pretext task.
+Two presets. ``paper``: as in the paper. Open choices follow its cost table (the words are on the last map, the
+histogram is the feature); goal and pretext update in turns, with an optimiser each. ``best``: what helped when measured
+(docs/spa.md): words are found by k-means in the pretrained features of both domains and stay fixed. The entropy loss
+is *anchored*: a location of a target image keeps the word that the pretrained network gives it, instead of becoming
+sure of any word. It is scaled by how differently the two domains use words before training. There is no pretext task.
 """
 
 import copy
@@ -57,9 +56,9 @@ log = logging.getLogger("unida")
 
 DOMAINS: tuple[DomainName, DomainName] = ("source", "target")
 PRETEXT = "pretext"  # name of the recipe, of the images that it makes and of the turn that learns from them
-BATCHES_FOR_BINS = 8  # of mosaics of each domain, to see which numbers of images can be told apart
+BATCHES_FOR_BINS = 8  # of mosaics of each domain, to see which numbers of images can be distinguished
 SAMPLED_IMAGES = 300  # of each domain, to find words in
-SAMPLED_LOCATIONS = 8000  # of all of them
+SAMPLED_LOCATIONS = 8000  # of all these images
 
 
 class SPA(Method):
@@ -71,7 +70,7 @@ class SPA(Method):
         method: made on a `WordBackbone`.
     """
 
-    gap: Tensor  # () how differently the domains use words: 0 alike, 1 not one word in common
+    gap: Tensor  # () how differently the domains use words: 0 alike, 1 no word in common
 
     def __init__(self, method: Method, options: SPAOptions) -> None:
         nn.Module.__init__(self)  # the backbone belongs to the method below
@@ -87,7 +86,7 @@ class SPA(Method):
         self.register_buffer("gap", torch.ones(()))
         self.recipes = {**method.recipes, PRETEXT: self.task.recipe} if self.has_pretext else method.recipes
         self.run_only = ("task.", "gap", *(f"method.{name}" for name in method.run_only))
-        # No part of the model: outside of its parameters, of checkpoints and of the model file.
+        # Not part of the model: not in its parameters, in checkpoints or in the model file.
         self._pretrained: tuple[Backbone, ...] = ()
         self._without_source: Sequence[range] = ()
 
@@ -117,7 +116,7 @@ class SPA(Method):
         return [self._prepared(first), *others]
 
     def _prepared(self, phase: Phase) -> Phase:
-        """The first phase, which starts with what SPA must know of the pretrained features."""
+        """The first phase. Its start measures what SPA needs from the pretrained features."""
         options, weighs_gap = self.options, self.options.spa_gap == "on" and self.has_entropy
         looks_at_images = options.spa_init == "kmeans" or options.spa_scale == "root" or weighs_gap
 
@@ -169,7 +168,7 @@ class SPA(Method):
         ]
 
     def _regrouped(self, turn: Turn, learning: Sequence[nn.Parameter]) -> Turn:
-        """What the method takes for its backbone holds new layers too; what no loss reaches does not learn.
+        """Move new layers of the `WordBackbone` to the group of new layers; drop parameters that no loss reaches.
 
         Args:
             learning: parameters of words that the turn updates.
@@ -198,7 +197,7 @@ class SPA(Method):
         return wants
 
     def training_step(self, source: SourceBatch, target: TargetBatch, step: int) -> Losses:
-        """The method's own losses; its phases say where those on words come in."""
+        """The method's own losses; `phases` adds those on words."""
         return self.method.training_step(source, target, step)
 
     def word_losses(self, source: SourceBatch, target: TargetBatch, seen: list[Seen]) -> Losses:
@@ -209,10 +208,10 @@ class SPA(Method):
         """
         losses, options = {}, self.options
         if self.has_entropy:
-            # Squared, so that domains that look alike are left alone: there is nothing to hold the features against.
+            # Squared, so that the loss is tiny if the domains look alike: features then need no anchor.
             losses["words"] = options.spa_entropy_weight * self.gap**2 * self._entropy_loss(source, target, seen)
         if self.has_pretext:
-            # Apart, as the goal's images: BatchNorm must not mix the statistics of the two domains.
+            # One pass per domain, as for the goal: BatchNorm must not mix the statistics of the two domains.
             with _keeping_statistics(self.words, options.spa_statistics == "images"):
                 of_domains = [
                     self._pretext_loss(domain, made[PRETEXT].images, made[PRETEXT].labels)
@@ -228,7 +227,7 @@ class SPA(Method):
         return loss
 
     def _entropy_loss(self, source: SourceBatch, target: TargetBatch, seen: list[Seen]) -> Tensor:
-        """The mean over the un-shuffled images of both domains, whose batches are of one size, or of the target."""
+        """The mean over the un-shuffled images of both domains (their batches have one size), or of the target."""
         means, maps, logs = [], [], []
         batches = (target,) if self.options.spa_entropy_of == "target" else (source, target)
         for images in (batch.images for batch in batches if len(batch.images)):
@@ -244,8 +243,8 @@ class SPA(Method):
     def _anchored_entropy(self, log_words: Tensor, images: Tensor) -> Tensor:
         """−log φ^u of the word that the pretrained network sees at u.
 
-        The plain entropy lets all locations agree on one word, or drift to any. Here each has a word to be sure of. All
-        images are held to the same vocabulary, those of shared classes and of private ones alike.
+        With the plain entropy, all locations may agree on one word, or move to any word. Here each keeps its own word.
+        Images of shared and of private classes keep the same vocabulary.
         """
         return F.nll_loss(log_words.flatten(0, 1), self._pretrained_words(images).flatten())
 
@@ -258,9 +257,9 @@ class SPA(Method):
         return self.words.vocabulary(map_at(backbone, backbone.state(images, upto=tap), tap)).argmax(dim=-1)
 
     def _watch(self, features: Tensor, log_words: Tensor) -> None:
-        """The paper's PAS, which is to rise; and signs of a collapse: all locations sure, all of the same few words.
+        """The paper's PAS, which should rise, and signs of a collapse: all locations are sure of the same few words.
 
-        Of the images that the entropy loss is of: their words have been read anyway.
+        Measured on the images of the entropy loss, whose words are known already.
         """
 
         def usage_entropy() -> Tensor:
@@ -270,18 +269,18 @@ class SPA(Method):
             "pas": lambda: prototype_alignment_score(features, self.prototypes.detach()).mean(),
             "word_entropy": lambda: word_entropy(log_words),
             "usage_entropy": usage_entropy,
-            "words_in_use": lambda: usage_entropy().exp(),  # the number of words that an even use of that entropy has
+            "words_in_use": lambda: usage_entropy().exp(),  # number of words that have this entropy if used evenly
         }
 
     def _find_words(self, sweep: Sweep) -> None:
-        """k-means centres of what the pretrained network sees at locations of both domains."""
+        """Set the words to k-means centres of the pretrained features at locations of both domains."""
         locations = torch.cat([sweep(domain, self._locations, SAMPLED_IMAGES).flatten(0, 1) for domain in DOMAINS])
         pick = generator(0, "locations").permutation(len(locations))[:SAMPLED_LOCATIONS]
         sample = locations[torch.from_numpy(pick).to(locations.device)]
         if self.options.spa_similarity == "cosine":
             sample = F.normalize(sample, dim=1)
         centres = kmeans(sample, len(self.prototypes), seed=0).centres
-        self.prototypes.data[: len(centres)] = centres  # fewer where there are fewer different points
+        self.prototypes.data[: len(centres)] = centres  # fewer if there are fewer different points
 
     def _measure_length(self, sweep: Sweep) -> None:
         lengths = [sweep(domain, self.words.pooled_length, SAMPLED_IMAGES) for domain in DOMAINS]
@@ -293,7 +292,7 @@ class SPA(Method):
 
         source, target = (sweep(domain, shares, SAMPLED_IMAGES).mean(dim=0) for domain in DOMAINS)
         self.gap.copy_(usage_gap(source, target))
-        log.info("use of words: %.2f apart (0: source and target alike, 1: no word in common)", self.gap.item())
+        log.info("difference in use of words: %.2f (0: source and target alike, 1: no word in common)", self.gap.item())
 
     def _locations(self, images: Tensor) -> Tensor:
         """(B, U, D) features at every location."""
@@ -309,7 +308,7 @@ class SPA(Method):
         if self.backbone.frozen_at == POOLED and not self.prototypes.requires_grad:
             log.info(
                 "--train head fixes the backbone, and the words are fixed too: SPA's losses change nothing, only the "
-                "method's heads learn; --train tail lets them work"
+                "method's heads learn; with --train tail they work"
             )
 
     def measures(self) -> Mapping[str, Callable[[Tensor], Tensor]]:
@@ -327,7 +326,7 @@ class SPA(Method):
 
 @contextmanager
 def _keeping_statistics(module: nn.Module, keep: bool) -> Iterator[None]:
-    """BatchNorm uses its batch's statistics as ever, but does not add them to the kept ones."""
+    """BatchNorm uses its batch's statistics as usual, but does not add them to the kept ones."""
     layers = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)] if keep else []
     momenta = [layer.momentum for layer in layers]
     for layer in layers:

@@ -23,7 +23,7 @@ class SPAOptions:
     spa: bool = False
     """Add Subsidiary Prototype Alignment to the method."""
     spa_preset: Annotated[Literal["best", "paper"], _named("preset", "best|paper", "(default: best)")] = "best"
-    """best: what was measured to help (docs/spa.md); paper: as printed. Other --spa options change one choice each."""
+    """best: what helped in our tests (docs/spa.md); paper: as published. Other --spa options change one choice each."""
     spa_words: Annotated[Switch | None, _named("words", "on|off")] = None
     """Put the word histogram into the feature that the method's heads see."""
     spa_pretext: Annotated[Switch | None, _named("pretext", "on|off")] = None
@@ -40,7 +40,7 @@ class SPAOptions:
     spa_vocabulary: Annotated[int | None, _named("vocabulary", "K")] = None
     """Number of words."""
     spa_tap: Annotated[str | None, _named("tap", "NAME", "(default: the last)")] = None
-    """Tap of the backbone where words are read. auto: chosen as --tap auto is, behind what is frozen."""
+    """Read words at this tap of the backbone. auto: choose as --tap auto does, after the frozen part."""
     spa_similarity: Annotated[Literal["dot", "cosine"] | None, _named("similarity", "dot|cosine")] = None
     """Compare a location's feature with a word by dot product or cosine."""
     spa_temperature: Annotated[float | None, _named("temperature", "FLOAT")] = None
@@ -70,22 +70,22 @@ class SPAOptions:
     )
     """Count these numbers of images as one pretext class; auto merges those whose histogram entropies overlap."""
     spa_pool: Annotated[int | None, _named("pool", "N")] = None
-    """Mosaics of each domain that --train tail and head make and keep."""
+    """Make and keep this many mosaics of each domain with --train tail or head."""
     spa_statistics: Annotated[Literal["mixed", "images"] | None, _named("statistics", "mixed|images")] = None
     """Collect BatchNorm's statistics from images and mosaics, or from images alone."""
 
 
-# Everything as printed; what the paper leaves open as its cost table and text together allow (docs/spa.md).
+# As in the paper. Choices that it leaves open follow its cost table and text (docs/spa.md).
 PAPER: dict[str, Any] = {
     "spa_words": "on",
     "spa_pretext": "on",
     "spa_entropy": "on",
     "spa_place": "instead",  # ψ(x) ∈ R^K, f_g: R^K → C_s
-    "spa_scale": "count",  # never said; raw ψ has a mean of 1/K, with which heads without bias learn nothing
+    "spa_scale": "count",  # not in the paper; raw ψ has a mean of 1/K: heads without bias learn nothing from it
     "spa_vocabulary": 1024,  # the only K that gives the cost table's figures
     "spa_similarity": "dot",  # Eq. 4
     "spa_temperature": 1.0,  # Eq. 4
-    "spa_init": "random",  # not said
+    "spa_init": "random",  # not in the paper
     "spa_learn": "on",  # "the word-prototypes are learnt only through the pretext-task"
     "spa_goal_words": "off",  # min over {h, f_g} for the goal
     "spa_updates": "turns",  # "goal task iterations and pretext task iterations"
@@ -96,11 +96,11 @@ PAPER: dict[str, Any] = {
     "spa_pretext_weight": 1.0,
     "spa_grid": 2,  # N_gs = 4
     "spa_bins": "none",
-    "spa_pool": 1024,  # ours: the paper makes mosaics anew
+    "spa_pool": 1024,  # ours: the paper makes new mosaics in every step
     "spa_statistics": "mixed",  # as any plain implementation does
 }
 
-# What differs was measured on Office-31 (docs/spa.md).
+# The differences were measured on Office-31 (docs/studies/spa.md).
 BEST: dict[str, Any] = {
     **PAPER,
     "spa_place": "beside",
@@ -113,9 +113,9 @@ BEST: dict[str, Any] = {
     "spa_updates": "joint",
     "spa_anchored": "on",
     "spa_entropy_of": "target",
-    "spa_entropy_weight": 10.0,  # 3 to 4 where the domains look different, a few tenths where they look alike
+    "spa_entropy_weight": 10.0,  # times the squared gap: 3 to 4 if the domains look different, a few tenths if alike
     "spa_gap": "on",
-    "spa_pretext": "off",  # a run is 1.6 times as long with it, and no better; where it is put on:
+    "spa_pretext": "off",  # with it, a run takes 1.6 times as long and is no better; if it is on:
     "spa_pretext_weight": 0.3,
     "spa_statistics": "images",
 }
@@ -124,7 +124,7 @@ PRESETS = {"paper": PAPER, "best": BEST}
 
 
 def resolve(options: SPAOptions) -> SPAOptions:
-    """Fill in the preset's choices where the user made none, so that nothing is left to decide."""
+    """Fill in the preset's choice for every option that the user did not set."""
     open_choices = {
         name: value for name, value in PRESETS[options.spa_preset].items() if getattr(options, name) is None
     }
