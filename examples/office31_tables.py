@@ -70,7 +70,7 @@ def main() -> None:
         print(tables(chosen(rows, options), options.against, options.with_paper))
         return
     if not options.into.is_file():
-        parser.error(f"--into {options.into} is not there: mend the path")
+        parser.error(f"--into {options.into} is not there: correct the path")
     before = options.into.read_text(encoding="utf-8")
     after = redrawn(before, rows)
     if after != before:

@@ -2,7 +2,7 @@
 
     python examples/readme_table.py --results runs/office31/results.csv
 
-Draws it between two markers of the README, in place of what is there: after new runs, copy their csv to
+Draws it between two markers of the README, instead of what is there: after new runs, copy their csv to
 docs/office31.csv and call this.
 """
 
@@ -21,7 +21,7 @@ def main() -> None:
     options = parser.parse_args()
     for option in ("results", "readme"):
         if not (path := getattr(options, option)).is_file():
-            parser.error(f"--{option} {path} is not there: mend the path")
+            parser.error(f"--{option} {path} is not there: correct the path")
     before = options.readme.read_text(encoding="utf-8")
     if not before.count(BEGIN) == before.count(END) == 1 or before.index(BEGIN) > before.index(END):
         parser.error(f"--readme {options.readme} needs the lines '{BEGIN}' and '{END}', once each, in this order")

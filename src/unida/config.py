@@ -129,7 +129,7 @@ def _refuse_combinations(config: Config) -> None:
     if config.training.compile and config.spa.spa:  # torch.compile covers the backbone's forward; words need its maps
         raise UserError("--compile has no effect with --spa, which does not run the backbone as a whole: leave it out")
     if "pas" in config.output.tracked and not config.spa.spa:
-        raise UserError("--track pas needs words: add --spa, or leave pas out")
+        raise UserError("--track pas needs SPA's words: add --spa, or leave pas out")
     has_labels = config.data.target_labels or config.data.benchmark is not None
     if "ntr" in config.output.tracked and not has_labels:
         raise UserError("--track ntr needs the target's labels: add --target-labels, or leave ntr out")

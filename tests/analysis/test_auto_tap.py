@@ -141,7 +141,7 @@ def test_a_tap_is_chosen_among_those_that_make_sense(
     ("given", "message"),
     [
         ({"tap": "auto", **SPA, "spa_tap": "stem"}, "--tap auto: backbone 'test_resnet.r160_in1k' has no tap before"),
-        ({"tap": "layer4", **SPA, "spa_tap": "auto"}, "--spa.tap auto: there is no tap behind --tap layer4"),
+        ({"tap": "layer4", **SPA, "spa_tap": "auto"}, "--spa.tap auto: there is no tap after --tap layer4"),
         ({"tap": "auto", **SPA, "spa_tap": "layer9"}, r"has no tap 'layer9' \(did you mean"),
         ({"tap": "layer9", **SPA, "spa_tap": "auto"}, r"has no tap 'layer9' \(did you mean"),
         ({"tap": "auto", "backbone": "vit_tiny_patch16_224", "crop": 20}, "--crop 20: backbone"),

@@ -154,7 +154,7 @@ def test_classes_of_one_image_leave_nothing_to_hold_out() -> None:
 
 
 def test_two_classes_cannot_play_private() -> None:
-    with pytest.raises(UserError, match="three are needed"):
+    with pytest.raises(UserError, match="its NTR needs three"):
         source_negative_transfer_risk(torch.randn(10, 3), torch.arange(10) % 2)
 
 

@@ -96,7 +96,7 @@ def test_folders_that_are_not_there_or_hold_no_class(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nowhere is not a folder"):
         locate(OFFICE31, tmp_path / "nowhere", "dslr")
     put(tmp_path / "dslr" / "giraffe")
-    with pytest.raises(UserError, match="dslr has no class folder of Office-31: expected 'back_pack'"):
+    with pytest.raises(UserError, match="dslr has no class folder of Office-31: expected a folder such as 'back_pack'"):
         locate(OFFICE31, tmp_path, "dslr")
 
 

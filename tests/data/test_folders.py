@@ -221,7 +221,7 @@ def test_labels_come_from_the_first_folder() -> None:
     assert classes == ["cat", "dog"]
     assert labels.dtype == np.int64
     assert labels.tolist() == [1, 0, 1]
-    with pytest.raises(UserError, match=r"stray\.jpg.*move into one sub-folder per class"):
+    with pytest.raises(UserError, match=r"stray\.jpg.*move it into the sub-folder of its class"):
         labelled_by_folder([*files, file_at("stray.jpg")])
 
 

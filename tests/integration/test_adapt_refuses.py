@@ -108,7 +108,7 @@ FOLDERS: list[Case] = [
     (source_is_a_file, ("source.zip", "is a file", "give the folder")),
     (empty_source, ("--source", "nothing", "holds no image", "one sub-folder of images per class")),
     (one_class, ("--source", "one class", "'star'", "two or more")),
-    (images_in_the_root, ("stray.png", "no class folder", "one sub-folder per class")),
+    (images_in_the_root, ("stray.png", "no class folder", "sub-folder of its class")),
     (class_of_one_image, ("--source", "'moon'", "1 readable image", "--min-images-per-class 1")),
     (class_of_broken_images, ("--source", "'house'", "can be read", "remove it")),
     (target_is_source, ("--source and --target are the same folder", "source", "give two")),
@@ -172,7 +172,7 @@ BENCHMARKS: list[Case] = [
     (lambda work: {**office31(work), "--root": None}, ("--root DIR is missing", "office31")),
     (lambda work: {**office31(work), "--root": "gone"}, ("gone is not a folder", "Office-31")),
     (lambda work: {**office31(work), "--source": "source"}, ("--source and --benchmark exclude each other",)),
-    ({"--pair": "amazon:dslr"}, ("--pair goes with --benchmark NAME", "leave --pair out")),
+    ({"--pair": "amazon:dslr"}, ("--pair needs --benchmark NAME", "leave --pair out")),
 ]
 
 # ---- options ---------------------------------------------------------------------------------------------------------

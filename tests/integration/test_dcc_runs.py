@@ -226,10 +226,10 @@ def test_odd_targets_and_sources_train_to_the_end(folders: GlyphFolders, tmp_pat
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"batch_size": 1}, "--batch-size 1 is one image in each process, and dcc normalises over its images"),
+        ({"batch_size": 1}, "--batch-size 1 is one image in each process, but dcc has BatchNorm, which needs two"),
         (
             {"warm_up": 16},
-            "--warm-up 16: no clustering would follow it",
+            "--warm-up 16 ends after the last clustering that training uses",
         ),
         ({"images_per_class": 1}, "--images-per-class is 1: it must be at least 2"),
     ],

@@ -262,7 +262,7 @@ def test_one_image_in_each_process_is_refused_for_a_method_that_normalises_over_
 
     refuse("dcc", 3)
     refuse("ovanet", 6)
-    with pytest.raises(UserError, match=r"--batch-size 6 is one image .*, and dcc .* choose 12 or more"):
+    with pytest.raises(UserError, match=r"--batch-size 6 is one image in each process, .* dcc .* choose 12 or more"):
         refuse("dcc", 6)
 
 

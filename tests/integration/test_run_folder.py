@@ -27,7 +27,7 @@ def test_a_folder_in_which_another_process_works_is_refused(
     (finished / "metrics.json").unlink()
     with FileLock(finished / ".lock"):
         assert run_here(["adapt", "--out", str(finished), "--resume"]) == 2
-    assert "another process is at work" in capsys.readouterr().err
+    assert "another process is working there" in capsys.readouterr().err
     assert run_here(["adapt", "--out", str(finished), "--resume"]) == 0
     assert not (finished / ".lock").exists()
 
@@ -53,7 +53,7 @@ def test_of_two_runs_that_start_together_the_later_one_changes_nothing(
 
     monkeypatch.setattr(folder, "complete", overtaken)
     assert run_here(adapt_arguments(glyphs.source, glyphs.target, run, tmp_path / "cache")) == 2
-    said = "another process is at work there" if still_at_work else "already holds other files"
+    said = "another process is working there" if still_at_work else "already holds other files"
     assert f"error: --out {run}" in (err := capsys.readouterr().err) and said in err
     assert (run / "config.yaml").read_text() == "the other's"
     assert (run / ".lock").exists() == still_at_work

@@ -133,7 +133,7 @@ def test_presets_decide_everything_but_the_tap() -> None:
 def test_a_batch_that_words_cannot_be_normalised_over_is_refused(devices: int) -> None:
     given = {"spa": True, "batch_size": devices, "devices": devices}
     scaled = complete(config_from_options({**given, "spa_scale": "batchnorm"}), has_gpu=False)
-    told = rf"--batch-size {devices} is one image .* normalises over its images: choose {2 * devices} or more"
+    told = rf"--batch-size {devices} is one image .* has BatchNorm, which needs two: choose {2 * devices} or more"
     with pytest.raises(unida.UserError, match=told):
         refuse_single_images(built(scaled), scaled, devices)
     for changes in ({"spa_scale": "batchnorm", "batch_size": 2 * devices}, {"spa_scale": "count"}):

@@ -98,8 +98,8 @@ def test_a_target_without_labels_is_measured_without_metrics(glyphs: GlyphFolder
     ("changes", "message"),
     [
         ({"track": "dis", "eval_every": None}, "--track measures at every evaluation: set how often with --eval-every"),
-        ({"track": "dis,pas"}, "--track pas measures against words: add --spa"),
-        ({"track": "ntr", "target_labels": None}, "--track ntr must know the target's private images: add --tar"),
+        ({"track": "dis,pas"}, "--track pas needs SPA's words: add --spa"),
+        ({"track": "ntr", "target_labels": None}, "--track ntr needs the target's labels: add --tar"),
         ({"track": "ntrr"}, "--track has 'ntrr' (did you mean 'ntr'?); it knows pas, ntr, dis"),
         ({"track": "ntr,"}, "--track has ''; it knows pas, ntr, dis"),
     ],

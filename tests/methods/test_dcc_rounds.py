@@ -99,7 +99,7 @@ def test_a_warm_up_without_a_clustering_behind_it_is_refused(
     if last is None:
         method.phases()
         return
-    refused = f"--warm-up {warm_up}: .* {steps} steps is after step {last}: lower it to {last} or less"
+    refused = f"--warm-up {warm_up} ends after .* at step {last} of {steps}: lower it to {last} or less"
     with pytest.raises(UserError, match=refused):
         method.phases()
 

@@ -144,7 +144,7 @@ def test_watched_numbers_are_what_they_say(preset: str, batches: Batches) -> Non
 def test_taps_that_cannot_hold_words_are_refused() -> None:
     with pytest.raises(UserError, match=r"backbone 'test_resnet\.r160_in1k' has no tap 'layer5'"):
         build(tap="layer5")
-    with pytest.raises(UserError, match=r"--spa\.tap layer2 is not behind --tap layer3"):
+    with pytest.raises(UserError, match=r"--spa\.tap layer2 is not after --tap layer3"):
         build(train="tail", tap="layer2")
     with pytest.raises(UserError, match=r"--spa\.tap has no effect with --train head"):
         build(train="head", tap="layer4")

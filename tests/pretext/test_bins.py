@@ -54,7 +54,7 @@ def test_a_bad_list_is_refused_by_the_command_line(text: str, capsys: pytest.Cap
     error = capsys.readouterr().err
     assert error.startswith(f"error: --spa.bins {text!r} must list 1 to 4 in order")
     assert error.count("\n") == 1
-    assert "such as 1,2-4; or say auto or none" in error
+    assert "such as 1,2-4; or be auto or none" in error
 
 
 def test_the_list_must_fit_the_grid(capsys: pytest.CaptureFixture[str]) -> None:

@@ -140,7 +140,7 @@ def test_a_picture_saved_again_in_another_size_is_found(work: Path) -> None:
         for name, size in (("star", 97), ("heart", 150))
     }
     lines = lines_of(work)
-    start = lines.index("near-duplicates between source and target: 2, to be looked at:")
+    start = lines.index("near-duplicates between source and target: 2, please look at them:")
     pairs = {f"  {work / 'source' / name / '0001.png'} ~ {copy}" for copy, name in copies.items()}
     assert set(lines[start + 1 : start + 3]) == pairs
     assert lines[start + 3] == ""
@@ -151,7 +151,7 @@ def test_only_ten_near_duplicates_are_shown_and_the_others_counted(work: Path) -
         draw(CLASSES[number], "photo", 5, 64).save(work / "source" / "star" / f"more{number}.png")
         resave(work / "source" / "star" / f"more{number}.png", work / "target" / f"{number}.jpg", 97)
     lines = lines_of(work)
-    start = lines.index("near-duplicates between source and target: 12, to be looked at:")
+    start = lines.index("near-duplicates between source and target: 12, please look at them:")
     assert all(" ~ " in line for line in lines[start + 1 : start + 11])
     assert lines[start + 11] == "  and 2 more"
 
@@ -328,7 +328,7 @@ def test_images_are_counted_where_words_are_looked_for(
         ({"target": "gone"}, "gone: no such folder"),
         ({"accelerator": "abacus"}, "--accelerator abacus"),
         ({"method": "dcc", "batch_size": 2, "devices": 2}, "--batch-size 2 is one image in each process"),
-        ({"method": "dcc", "warm_up": 200}, "--warm-up 200: no clustering would follow it"),
+        ({"method": "dcc", "warm_up": 200}, "--warm-up 200 ends after the last clustering that training uses"),
         ({"backbone": "test_vit", "crop": 30}, "--crop 30: backbone 'test_vit' cannot take it"),
         ({"method": "dcc", "backbone": "test_vit", "crop": 30}, "--crop 30: backbone 'test_vit' cannot take it"),
     ],

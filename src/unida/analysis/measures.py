@@ -180,7 +180,7 @@ def domain_invariance_score(
 
     Args:
         source_features, target_features: (N, D), (M, D).
-        source_images, target_images: (N,), (M,) which image each row shows: the same value, the same image. By default,
+        source_images, target_images: (N,), (M,) which image each row shows: equal values mean one image. By default,
             equal rows show the same image.
     """
     features = torch.cat([source_features, target_features])
@@ -255,8 +255,8 @@ def choose_tap(ntr: Sequence[float], dis: Sequence[float], among: Sequence[int] 
     no numbers. Here each threshold is the middle of its measure's range over the taps: no number to choose, and none
     that depends on the data's scale. As NTR tends to grow with depth and DIS to shrink, shallow taps pass both; the
     paper wants features "at a sufficiently high semantic level", so the deepest tap that passes is taken. If none
-    passes both, the tap whose larger violation, as a share of the measure's range, is smallest is taken; again the
-    deepest of equals.
+    passes both, violations are measured as shares of each range, and the tap whose larger violation is smallest is
+    taken; again the deepest of equals.
 
     Args:
         among: positions that may be chosen, by default all. The thresholds always come from the whole curves.

@@ -103,7 +103,7 @@ def measure_tap(
     Args:
         source_labels: (N,) int64, any ids.
         images: of the source (N,) and the target (M,), which image each row shows.
-        target_is_private: (M,) bool for NTR, or None: NTR is the one measure that looks at target labels.
+        target_is_private: (M,) bool for NTR, or None: NTR is the only measure that uses target labels.
         words: size of the vocabulary for PAS.
     """
     classes, labels = torch.unique(source_labels, return_inverse=True)
@@ -124,7 +124,7 @@ def measure_tap(
 
 
 def _pas_of_new_images(source: Tensor, target: Tensor, words: int, seed: int) -> float:
-    """Mean PAS of the target (as in SPA, figure 5C), against words made of other images.
+    """Mean PAS of the target (as in SPA, figure 5C), against words made from other images.
 
     The backbone has no words of its own, so half of each domain's images give a vocabulary, and the target's other half
     is measured. On the locations that gave the words, PAS would be 1 with as many words as locations.

@@ -1,6 +1,6 @@
 """`--track`: NTR, DIS and PAS of a method while it trains, beside the metrics of every evaluation.
 
-Never part of training: nothing here reaches a loss, and a run takes the same steps with it and without. NTR looks at
+Never part of training: nothing here reaches a loss, and a run takes the same steps with it and without. NTR uses
 target labels, as evaluation does.
 """
 

@@ -32,14 +32,14 @@ class Inputs(Protocol):
     def made(
         self, recipe: Recipe, pixels: Pixels, index: np.ndarray, draw: np.random.Generator, part: slice, views: Tensor
     ) -> Made:
-        """What a recipe makes of the images at `index[part]`.
+        """What a recipe makes from the images at `index[part]`.
 
         Args:
             views: of these images; a recipe for several images may use them.
         """
 
     def made_test_view(self, recipe: ImageRecipe, pixels: Pixels, index: np.ndarray) -> Tensor:
-        """What a recipe makes of the central crop of each image at `index` (B,); the same in every run."""
+        """What a recipe makes from the central crop of each image at `index` (B,); the same in every run."""
 
 
 class PixelInputs(Preprocess):

@@ -102,11 +102,11 @@ class FeatureInputs:
         return Made(self._to_device(features), labels, of)
 
     def made_test_view(self, recipe: ImageRecipe, pixels: Pixels, index: np.ndarray) -> Tensor:
-        """The features of what the recipe makes of the central crop."""
+        """The features of what the recipe makes from the central crop."""
         return self._to_device(self._gather(pixels, index, np.zeros(len(index), dtype=np.int64), recipe))
 
     def jobs(self, recipes: Mapping[str, Recipe], sets: Iterable[tuple[Pixels, range]]) -> list[Job]:
-        """The views of images, and of what each recipe makes of one image."""
+        """The views of images, and of what each recipe makes from one image."""
         each = [recipe for recipe in recipes.values() if isinstance(recipe, ImageRecipe)]
         return [Job(pixels, views, recipe) for recipe in (None, *each) for pixels, views in sets]
 
@@ -221,7 +221,7 @@ class FeatureInputs:
 
     @torch.inference_mode()
     def _make(self, pixels: Pixels, index: np.ndarray, view: int, recipe: ImageRecipe | None) -> tuple[Tensor, Tensor]:
-        """One view of each image, or what the recipe makes of it, and the recipe's labels."""
+        """One view of each image, or what the recipe makes from it, and the recipe's labels."""
         if view == 0:
             views = centre_views(pixels.shapes[index], self.preprocess.crop)
         else:

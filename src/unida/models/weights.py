@@ -107,7 +107,7 @@ def check_backbone_name(name: str) -> None:
 
 
 def new_model(name: str, **timm_options: Any) -> nn.Module:
-    """timm's model ``name`` without classifier, accepting any image size where the architecture can."""
+    """timm's model ``name`` without classifier, accepting any image size if the architecture can."""
     try:
         return timm.create_model(name, num_classes=0, dynamic_img_size=True, **timm_options)
     except TypeError as error:

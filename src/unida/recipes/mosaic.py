@@ -18,7 +18,7 @@ from unida.recipes.base import Made
 
 
 class Layout(NamedTuple):
-    """Where every cell of B mosaics comes from. Drawn on the host: a few bytes a cell."""
+    """Where every cell of B mosaics comes from. Drawn on the host: a few bytes per cell."""
 
     instances: np.ndarray  # (B,) int64 in 1…g², distinct images of each mosaic
     image: np.ndarray  # (B, g²) int64, which image of the batch, row by row

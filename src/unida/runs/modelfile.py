@@ -82,7 +82,7 @@ def load_model(path: Path, config: Config | None = None) -> tuple[Method, ModelI
     """
     tensors, notes = read_tensors(path)
     if "model" not in notes:
-        raise UserError(f"{path} is not a model: it may be a checkpoint, which serves to continue a run")
+        raise UserError(f"{path} is not a model: it may be a checkpoint, which only --resume uses")
     try:
         info = _read_info(json.loads(notes["model"]))
         method = _build_for_answers(info)

@@ -279,7 +279,7 @@ class _Run:
 
 def open_stream(fabric: Fabric, method: Method, domains: Domains, inputs: Inputs, config: Config) -> BatchStream:
     source, target = domains.source, domains.target
-    if method.backbone.frozen_at is None:  # every step looks at pixels
+    if method.backbone.frozen_at is None:  # every step needs pixels
         source = replace(source, pixels=source.pixels.in_memory(fabric.world_size))
         target = replace(target, pixels=target.pixels.in_memory(fabric.world_size))
     return BatchStream(source, target, inputs, config, fabric, method.recipes)

@@ -193,7 +193,7 @@ class Training:
 
     @torch.no_grad()
     def _look_at_images(self, work: Callable[[AllImages], None]) -> AllImages:
-        """Every process does all the work. They start with equal statistics and continue with the main one's."""
+        """Every process does all the work, from equal statistics. Then all continue with the main one's results."""
         self.method.eval()
         share_buffers(self.fabric, self.method)
         sweep = self.stream.sweep(self.method)

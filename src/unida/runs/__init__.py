@@ -1,0 +1,1 @@
+"""A run from options to results, and the files it leaves behind."""
