@@ -7,10 +7,19 @@ from typing import Any
 import pytest
 import yaml
 
-from unida.config import Config, check, complete, config_class, config_from_options, load_config, save_config
+from unida.config import (
+    Config,
+    check,
+    complete,
+    config_class,
+    config_from_options,
+    fingerprint_of,
+    load_config,
+    save_config,
+)
 from unida.data.options import default_cache
 from unida.errors import UserError
-from unida.methods import METHODS
+from unida.methods import METHODS, Card
 
 GROUPS = ("data", "model", "training", "output", "spa", "method")
 
@@ -200,3 +209,26 @@ def test_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert default_cache() == Path("/elsewhere/unida")
     monkeypatch.setenv("UNIDA_CACHE", "/mine")
     assert config_from_options({}).data.cache == Path("/mine")
+
+
+def test_an_option_that_every_run_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Clashing:
+        lr: float = 1.0
+
+    monkeypatch.setitem(METHODS, "clashing", Card("clashing", "t", "p", "UniDA", Clashing, "nowhere:Nothing"))
+    with pytest.raises(UserError, match="method 'clashing' has an option 'lr', as every run has"):
+        config_from_options({"method": "clashing"})
+
+
+def test_a_card_that_leads_nowhere_is_named() -> None:
+    for code in ("nowhere:Nothing", "unida.errors:Nothing"):
+        with pytest.raises(UserError, match=f"the card of method 'mine' says '{code}', which is not there"):
+            Card("mine", "t", "p", "UniDA", object, code).load()
+
+
+def test_the_fingerprint_is_of_what_is_computed_not_of_places() -> None:
+    config = config_from_options({"source": "a", "target": "b", "out": "c"})
+    moved = config_from_options({"source": "d", "target": "e", "out": "f", "cache": "g", "devices": 2})
+    other = config_from_options({"source": "a", "target": "b", "out": "c", "seed": 1})
+    assert fingerprint_of(config) == fingerprint_of(moved) != fingerprint_of(other)

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import typing
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +20,7 @@ import yaml
 
 from unida.data.options import DataOptions
 from unida.errors import UserError
-from unida.methods import METHODS
+from unida.methods import METHODS, Card
 from unida.methods.spa.options import SPAOptions, resolve
 from unida.models.options import AUTO, NO_WEIGHTS, ModelOptions, default_backbone
 from unida.runs.options import OutputOptions
@@ -42,22 +42,27 @@ class Config:
     method: Any
 
 
-@functools.cache  # one class per method, or equal configs would not compare equal
 def config_class(method: str) -> type[Config]:
     """`Config` with the named method's own options as a typed last group."""
     if method not in METHODS:
-        raise UserError(f"there is no method {method!r}{did_you_mean(method, METHODS)}; see: unida methods")
-    options = METHODS[method].Options
-    groups: list[tuple[str, Any, Any]] = [
-        ("data", DataOptions, field(default_factory=DataOptions)),
-        ("model", ModelOptions, field(default_factory=ModelOptions)),
-        ("training", TrainingOptions, field(default_factory=lambda: TrainingOptions(method=method))),
-        ("output", OutputOptions, field(default_factory=OutputOptions)),
-        ("spa", SPAOptions, field(default_factory=SPAOptions)),
-        ("method", options, field(default_factory=options)),
-    ]
+        raise UserError(
+            f"there is no method {method!r}{did_you_mean(method, METHODS)}; see: unida methods. Only the script that "
+            "defines a method of your own knows it"
+        )
+    return _config_class_of(METHODS[method])
+
+
+@functools.cache  # one class per card, or equal configs would not compare equal
+def _config_class_of(card: Card) -> type[Config]:
+    shared = {"data": DataOptions, "model": ModelOptions, "training": TrainingOptions, "output": OutputOptions}
+    kinds: dict[str, type[Any]] = {**shared, "spa": SPAOptions, "method": card.Options}
+    taken = {field.name for kind in (*shared.values(), SPAOptions) for field in dataclasses.fields(kind)}
+    if clash := sorted(taken & {field.name for field in dataclasses.fields(card.Options)}):
+        raise UserError(f"method {card.name!r} has an option {clash[0]!r}, as every run has: give it another name")
+    defaults: dict[str, Callable[[], Any]] = {**kinds, "training": lambda: TrainingOptions(method=card.name)}
+    groups = [(name, kind, field(default_factory=defaults[name])) for name, kind in kinds.items()]
     made = dataclasses.make_dataclass("Config", groups, bases=(Config,), frozen=True)
-    made.__doc__ = METHODS[method].title
+    made.__doc__ = card.title
     return made
 
 
@@ -171,7 +176,7 @@ def complete(config: Config, has_gpu: bool) -> Config:
 
 def fingerprint_of(config: Config) -> str:
     """Identifies what a run computes, not where it runs: a model or checkpoint names its run with it."""
-    places = ("out", "resume", "cache", "accelerator", "devices", "num_nodes")
+    places = ("source", "target", "root", "out", "resume", "cache", "accelerator", "devices", "num_nodes")
     plain = {name: str(value) for name, value in flat_options(config).items() if name not in places}
     return hashlib.blake2b(json.dumps(plain, sort_keys=True).encode(), digest_size=8).hexdigest()
 

@@ -4,6 +4,8 @@ import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from unida.errors import UserError
+
 if TYPE_CHECKING:
     from unida.methods.base import Method
 
@@ -22,5 +24,10 @@ class Card:
     def load(self) -> "type[Method]":
         """The method's class. This imports torch."""
         module, _, name = self.code.partition(":")
-        method: type[Method] = getattr(importlib.import_module(module), name)
+        try:
+            method: type[Method] = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            raise UserError(
+                f"the card of method {self.name!r} says {self.code!r}, which is not there: {error}"
+            ) from error
         return method

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from unida.errors import printable
 from unida.analysis.auto_tap import choose_taps, has_open_tap, with_taps
 from unida.config import Config, complete, method_name
 from unida.data.domains import Source, Target, open_domains
 from unida.data.pixels import Pixels
+from unida.errors import printable
 from unida.models.backbone import refuse_crop
 from unida.runs.modelfile import build_for_run
 from unida.runs.pipeline import Domains, refuse_single_images, refuse_uneven_batches

@@ -23,7 +23,7 @@ from unida.data.pixels import Pixels
 from unida.features.inputs import Inputs, PixelInputs
 from unida.features.kept import FeatureInputs
 from unida.features.stem import stem_of
-from unida.methods.base import DomainName, Method
+from unida.methods.base import DomainName, Method, Phase
 from unida.recipes.base import ImageRecipe, Made, Recipe, SetRecipe
 from unida.runs.pipeline import Domains, views_needed
 from unida.training.batches import AllImages, BatchStream
@@ -179,8 +179,8 @@ class _RehearsalStream(BatchStream):
     left_out = 0
     inputs: _SampledInputs
 
-    def sweep(self, method: Method) -> AllImages:
-        return _RehearsalSweep(method, self)
+    def sweep(self, method: Method, phase: Phase) -> AllImages:
+        return _RehearsalSweep(method, self, phase)
 
 
 class _RehearsalSweep(AllImages):

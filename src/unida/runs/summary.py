@@ -7,11 +7,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from unida.errors import UserError, printable
 from unida.answering.alone import Answers
 from unida.config import Config, method_name
 from unida.data.domains import Source, Target
 from unida.data.folders import Skipped
+from unida.errors import UserError, printable
 from unida.evaluation.metrics import METRIC_NOTES, OpenSetResult
 from unida.support.files import write_csv, write_text
 from unida.support.progress import duration

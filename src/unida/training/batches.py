@@ -110,9 +110,9 @@ class BatchStream:
         index = draw.integers(len(self.pixels(domain)), size=self.batch_size)
         return self._views_of(domain, index, recipe, draw)
 
-    def sweep(self, method: Method) -> "AllImages":
-        """For work over all images between the steps."""
-        return AllImages(method, self)
+    def sweep(self, method: Method, phase: Phase) -> "AllImages":
+        """For work over all images between the steps of a phase."""
+        return AllImages(method, self, phase)
 
     def _on_device(self, numbers: np.ndarray) -> Tensor:
         return torch.from_numpy(numbers).to(self.inputs.device, non_blocking=True)
@@ -148,14 +148,15 @@ def images_shown(source: SourceBatch, target: TargetBatch, wants: Sequence[Want]
 
 
 class AllImages:
-    """The `Sweep` of a method: each process sees all images, so that all agree."""
+    """The `Sweep` of a method in a phase: each process sees all images, so that all agree."""
 
-    def __init__(self, method: Method, stream: BatchStream) -> None:
-        self.method, self.stream = method, stream
+    def __init__(self, method: Method, stream: BatchStream, phase: Phase) -> None:
+        self.method, self.stream, self.phase = method, stream, phase
         self.target_features: Tensor | None = None  # of all images, if they were asked for
 
     @property
     def source_labels(self) -> Tensor:
+        assert self.phase.source is not None, f"phase {self.phase.name!r} has no source"
         return torch.from_numpy(self.stream.source.labels).to(self.stream.inputs.device)
 
     def __call__(
@@ -165,6 +166,8 @@ class AllImages:
         limit: int | None = None,
         recipe: str | None = None,
     ) -> Tensor:
+        assert domain in self.phase.sweeps, f"phase {self.phase.name!r} does not sweep over the {domain}"
+        assert domain == "target" or self.phase.source is not None, f"phase {self.phase.name!r} has no source"
         pixels = self.stream.pixels(domain)
         count = len(pixels) if limit is None else min(limit, len(pixels))
         made_by = None if recipe is None else self.stream.recipes[recipe]

@@ -196,7 +196,7 @@ class Training:
         """Every process does all the work, from equal statistics. Then all continue with the main one's results."""
         self.method.eval()
         share_buffers(self.fabric, self.method)
-        sweep = self.stream.sweep(self.method)
+        sweep = self.stream.sweep(self.method, self.phase)
         with self.fabric.autocast():
             work(sweep)
         share_buffers(self.fabric, self.method)
