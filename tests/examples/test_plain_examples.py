@@ -1,9 +1,13 @@
-"""The plain examples run as they stand, each in a process of its own, on pictures that they draw."""
+"""The plain examples run as they stand, on pictures that they draw."""
 
+import contextlib
+import io
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -14,59 +18,66 @@ ARGUMENTS = {  # after the folder to write to
     "own_method": (STEPS,),
     "other_backbone": ("test_resnet", "none"),
 }
-MOST_LINES = 39
+MOST_LINES = 45
 
-Ended = dict[str, "subprocess.CompletedProcess[str]"]
+
+class Example(NamedTuple):
+    folder: Path
+    output: str
+
+
+Ended = dict[str, Example]
 
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    """All of them, side by side: most of their time is the import of torch."""
+    """All of them. One has a process of its own, as its card names the script that is started."""
     place = tmp_path_factory.mktemp("examples")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "UNIDA_CACHE": str(place / "cache")}
-    started = {}
-    for name, words in ARGUMENTS.items():
-        command = [sys.executable, str(path_of(name)), str(place / name), *words]
-        started[name] = subprocess.Popen(
-            command, env=environment, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-    found = {}
-    for name, process in started.items():
-        out, err = process.communicate(timeout=300)
-        found[name] = subprocess.CompletedProcess([str(place / name)], process.returncode, out, err)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UNIDA_CACHE", str(place / "cache"))
+        patch.chdir(place)
+        found = {}
+        for name, words in ARGUMENTS.items():
+            run = run_apart if name == "own_method" else run_here
+            found[name] = Example(place / name, run(name, [str(place / name), *words]))
     return found
+
+
+def run_here(name: str, words: list[str]) -> str:
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as printed:
+        patch.setattr(sys, "argv", [str(path_of(name)), *words])
+        runpy.run_path(str(path_of(name)), run_name="__main__")
+    return printed.getvalue()
+
+
+def run_apart(name: str, words: list[str]) -> str:
+    command = [sys.executable, str(path_of(name)), *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def path_of(name: str) -> Path:
     return Path(__file__).parents[2] / "examples" / f"{name}.py"
 
 
-def output_of(ended: Ended, name: str) -> str:
-    assert ended[name].returncode == 0, ended[name].stderr
-    return ended[name].stdout
-
-
-def folder_of(ended: Ended, name: str) -> Path:
-    return Path(ended[name].args[0])
-
-
 def test_two_folders_give_answers_and_metrics(ended: Ended) -> None:
-    *answers, metrics = output_of(ended, "own_folders").splitlines()
+    *answers, metrics = ended["own_folders"].output.splitlines()
     assert len(answers) == 5 and all("unknown score 0." in line for line in answers)
-    assert metrics.startswith("HOS 0.") and (folder_of(ended, "own_folders") / "run" / "predictions.csv").is_file()
+    assert metrics.startswith("HOS 0.") and (ended["own_folders"].folder / "run" / "predictions.csv").is_file()
 
 
 def test_a_benchmark_pair_gives_metrics(ended: Ended) -> None:
-    lines = output_of(ended, "benchmark_pair").splitlines()
+    lines = ended["benchmark_pair"].output.splitlines()
     assert [line.split()[0] for line in lines] == ["hos", "known", "unknown", "auroc"]
     assert all(0 <= float(line.split()[1]) <= 1 for line in lines)
-    config = (folder_of(ended, "benchmark_pair") / "run" / "config.yaml").read_text()
+    config = (ended["benchmark_pair"].folder / "run" / "config.yaml").read_text()
     assert "benchmark: office31" in config and "pair: amazon:dslr" in config
 
 
 def test_a_method_of_ones_own_is_trained_with_its_own_option(ended: Ended) -> None:
-    output_of(ended, "own_method")
-    run = folder_of(ended, "own_method") / "run"
+    run = ended["own_method"].folder / "run"
     config = (run / "config.yaml").read_text()
     assert "method: mine" in config and "  weight: 0.05" in config
     losses = (run / "metrics.jsonl").read_text()
@@ -75,7 +86,7 @@ def test_a_method_of_ones_own_is_trained_with_its_own_option(ended: Ended) -> No
 
 
 def test_another_backbone_gives_features_and_maps(ended: Ended) -> None:
-    taps, shapes = output_of(ended, "other_backbone").splitlines()
+    taps, shapes = ended["other_backbone"].output.splitlines()
     assert taps == "test_resnet: taps stem, layer1, layer2, layer3, layer4"
     assert shapes == "features (8, 96); maps at layer3 (8, 192, 5, 5); skipped 0 files"
 

@@ -44,7 +44,9 @@ def test_killed_while_the_config_is_written_a_run_starts_again(work: Path, cli: 
 
 
 @pytest.mark.parametrize("moment", ["reading", "answering"])
-def test_sigterm_outside_the_loop_says_how_to_continue(glyphs: GlyphFolders, tmp_path: Path, moment: str) -> None:
+def test_sigterm_outside_the_loop_says_how_to_continue(
+    glyphs: GlyphFolders, tmp_path: Path, cli: Cli, moment: str
+) -> None:
     """The moments before the first and after the last step are held long enough to be met."""
     slow = f"""
 import sys, time
@@ -70,8 +72,7 @@ main(sys.argv[1:])
     assert process.returncode == 130, errors
     assert f"Continue with: unida adapt --out {tmp_path / 'run'} --resume" in errors
     assert "Traceback" not in errors
-    ended = start_process(["adapt", "--out", str(tmp_path / "run"), "--resume"])
-    assert ended.wait(timeout=120) == 0, ended.communicate()[1]
+    assert cli(["adapt", "--out", tmp_path / "run", "--resume"]).code == 0
 
 
 def flip(path: Path, place: int, bit: int = 3) -> None:
