@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from bad_input import assert_refuses
-from tiny_runs import adapt_arguments, lines_of, model_hash, run_here, start_process
+from tiny_runs import adapt_arguments, lines_of, model_hash, run_here, run_two
 
 from unida.config import load_config
 from unida.data.glyphs import GlyphFolders
@@ -178,11 +178,10 @@ def test_an_error_of_the_main_process_is_passed_on_before_it_is_raised() -> None
 def test_two_processes_choose_and_measure_as_one(glyphs: GlyphFolders, place: Path, chosen: Path) -> None:
     """With --track too: the main process measures while the other waits."""
     changes = {"tap": "auto", "devices": 2, "eval_every": 2, "track": "ntr,dis"}
-    process = start_process(arguments(glyphs, place, "two", **changes), start_new_session=True)
-    output, errors = process.communicate(timeout=180)
-    assert process.returncode == 0, output + errors
+    code, printed = run_two(arguments(glyphs, place, "two", **changes))
+    assert code == 0, printed
     assert load_config(place / "two" / "config.yaml").model.tap == load_config(chosen / "config.yaml").model.tap
-    assert errors.count("chosen by source NTR") == 1
+    assert printed.count("chosen by source NTR") == 1
     evaluations = [line for line in lines_of(place / "two") if line["kind"] == "evaluation"]
     assert [line["step"] for line in evaluations] == [2]
     assert all(0 <= evaluations[0][name] <= 1 for name in ("ntr", "dis"))

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from test_distributed import answers, end_of
+from safetensors.torch import load_file, save_file
+from test_distributed import answers
 from test_resume import assert_same_end
 from tiny_runs import (
-    ENVIRONMENT,
     adapt_arguments,
     all_weights,
     dying_at_the_first_checkpoint,
@@ -18,14 +17,17 @@ from tiny_runs import (
     lines_of,
     model_hash,
     run_here,
+    run_two,
     saved_step,
-    start_process,
 )
 
 import unida
 from unida.answering.alone import answer_pixels
 from unida.data.glyphs import GlyphFolders, write_glyphs
+from unida.methods.base import Sweep
+from unida.methods.dcc import DCC
 from unida.runs import pipeline
+from unida.training.loop import Training
 
 # Several clusterings, at intervals that no checkpoint falls on.
 OPTIONS = {"method": "dcc", "steps": 16, "cluster_every": 3, "checkpoint_every": 10, "bottleneck": 16}
@@ -96,7 +98,7 @@ def test_two_processes_agree_on_clusters_and_answers(folders: GlyphFolders, tmp_
     """With a warm-up, in which there is nothing to be shared yet."""
     out = tmp_path / "two"
     words = arguments(folders, out, devices=2, batch_size=8, warm_up=3, eval_every=6)
-    code, printed = end_of(start_process(words, start_new_session=True))
+    code, printed = run_two(words)
     assert code == 0, printed
     assert printed.count("clusters of the target") == 6  # after steps 3, 6, …, 15 and the last; one process speaks
     lines = [line for line in lines_of(out) if line["kind"] == "train"]
@@ -110,44 +112,32 @@ def test_two_processes_agree_on_clusters_and_answers(folders: GlyphFolders, tmp_
         )
 
 
-# On the second process, what a round finds is spoilt; each writes what it continues with.
-SPOILT = """
-import os, sys
-from safetensors.torch import save_file
-from unida.cli import main
-from unida.methods.dcc import DCC
-from unida.training.loop import Training
-
-rank, cluster, take_round = int(os.environ.get("LOCAL_RANK", 0)), DCC.cluster, Training.take_round
-
-def spoilt_clustering(self, step, sweep):
-    cluster(self, step, sweep)
-    if rank:
-        self.memory.neg_()
-        self.matched_class.fill_(-1)
-        self.assignment = self.assignment.flip(0)
-
-def noted_round(self):
-    take_round(self)
-    save_file(dict(self.method.named_buffers()), f"{os.environ['NOTES']}/{self.done}-{rank}.safetensors")
-
-DCC.cluster, Training.take_round = spoilt_clustering, noted_round
-main(sys.argv[1:])
-"""
-
-
 def test_all_processes_continue_with_what_the_main_one_found(folders: GlyphFolders, tmp_path: Path) -> None:
-    script, notes = tmp_path / "spoilt.py", tmp_path / "notes"
-    script.write_text(SPOILT)
-    notes.mkdir()
+    """On the second process, what a round finds is spoilt; each writes what it continues with."""
+
+    def spoil(rank: int) -> None:
+        cluster, take_round = DCC.cluster, Training.take_round
+
+        def spoilt_clustering(self: DCC, step: int, sweep: Sweep) -> None:
+            cluster(self, step, sweep)
+            if rank:
+                self.memory.neg_()
+                self.matched_class.fill_(-1)
+                self.assignment = self.assignment.flip(0)
+
+        def noted_round(self: Training) -> None:
+            take_round(self)
+            save_file(dict(self.method.named_buffers()), tmp_path / f"{self.done}-{rank}.safetensors")
+
+        DCC.cluster, Training.take_round = spoilt_clustering, noted_round  # type: ignore[method-assign]
+
     words = arguments(folders, tmp_path / "two", devices=2, batch_size=8, steps=4)
-    environment = {**ENVIRONMENT, "NOTES": str(notes)}
-    process = start_process(words, entry=(str(script),), environment=environment, start_new_session=True)
-    code, printed = end_of(process)
+    code, printed = run_two(words, prepare=spoil)
     assert code == 0, printed
-    assert sorted(path.stem for path in notes.iterdir()) == ["0-0", "0-1", "3-0", "3-1", "4-0", "4-1"]
+    notes = {path.stem: load_file(path) for path in tmp_path.glob("*.safetensors")}
+    assert sorted(notes) == ["0-0", "0-1", "3-0", "3-1", "4-0", "4-1"]
     for step in (0, 3, 4):
-        main, other = (load_file(notes / f"{step}-{rank}.safetensors") for rank in (0, 1))
+        main, other = notes[f"{step}-0"], notes[f"{step}-1"]
         assert main["memory"].any()
         assert all(torch.equal(other[name], main[name]) for name in main)
 
@@ -168,7 +158,7 @@ def test_two_processes_start_as_one_does(folders: GlyphFolders, tmp_path: Path, 
     changes = {**TWO[choice], "batch_size": 8, "steps": 4, "clusters_per_class": 1}
     one, two = tmp_path / "one", tmp_path / "two"
     assert run_here(arguments(folders, one, **changes)) == 0
-    code, printed = end_of(start_process(arguments(folders, two, devices=2, **changes), start_new_session=True))
+    code, printed = run_two(arguments(folders, two, devices=2, **changes))
     assert code == 0, printed
     alone, shared = lines_of(one)[0], lines_of(two)[0]
     names = ["discrepancy", "closed_matched", "memory", "clusters", "matched"]

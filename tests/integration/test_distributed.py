@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_runs import adapt_arguments, last_step, lines_of, run_here, saved_step, start_process
+from tiny_runs import adapt_arguments, last_step, lines_of, run_here, run_two, saved_step, start_process
 
 import unida
 from unida.config import config_from_options
@@ -108,7 +108,7 @@ def test_an_error_of_the_main_process_stops_all(folders: GlyphFolders, tmp_path:
     (tmp_path / "empty").mkdir()
     words = arguments(folders, "error", devices=2, target=tmp_path / "empty")
     started = time.monotonic()
-    code, printed = end_of(start_process(words, start_new_session=True))
+    code, printed = run_two(words)
     assert code == 2, printed
     assert printed.count("error:") == 1
     assert "holds no image" in printed
@@ -211,9 +211,7 @@ def test_with_spa_and_kept_mosaics_two_processes_train_as_one(folders: GlyphFold
     spa = {"train": "tail", "spa": True, "spa.preset": "paper", "spa.vocabulary": 16, "spa.pool": 64, "spa.tap": "norm"}
     options = {**spa, "steps": 6, "eval_every": 0}
     assert run_here(arguments(folders, "SPA alone", **options)) == 0
-    code, printed = end_of(
-        start_process(arguments(folders, "SPA by two", **options, devices=2), start_new_session=True)
-    )
+    code, printed = run_two(arguments(folders, "SPA by two", **options, devices=2))
     assert code == 0, printed
     place = folders.source.parent.parent
     for ours, expected in zip(lines_of(place / "SPA by two"), lines_of(place / "SPA alone"), strict=True):
@@ -228,8 +226,7 @@ def test_with_spa_and_kept_mosaics_two_processes_train_as_one(folders: GlyphFold
 def test_with_spa_all_processes_answer_with_the_model_that_is_saved(folders: GlyphFolders) -> None:
     """Words found before the first step, mosaics of each process's own images: the weights stay the same on all."""
     options = {"spa": True, "spa.vocabulary": 16, "spa.pretext": "on", "spa.bins": "auto", "devices": 2, "steps": 4}
-    words = arguments(folders, "SPA best", **options, eval_every=0)
-    code, printed = end_of(start_process(words, start_new_session=True))
+    code, printed = run_two(arguments(folders, "SPA best", **options, eval_every=0))
     assert code == 0, printed
     assert "Warning" not in printed
     run = folders.source.parent.parent / "SPA best"
@@ -270,7 +267,7 @@ def test_with_batchnorm_all_processes_answer_with_the_model_that_is_saved(folder
     """Each process has statistics of its own half after the last step; the saved ones must give all answers."""
     name = "two with BatchNorm"
     changes = {"backbone": "test_resnet", "devices": 2, "steps": 4, "eval_every": 0}
-    code, printed = end_of(start_process(arguments(folders, name, **changes), start_new_session=True))
+    code, printed = run_two(arguments(folders, name, **changes))
     assert code == 0, printed
     run = folders.source.parent.parent / name
     again = {p.path: p for p in unida.load(run).predict(folders.target)}

@@ -1,10 +1,14 @@
 """Runs that take a second or two, on drawn pictures, for the integration tests."""
 
 import json
+import logging
+import multiprocessing
 import os
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -56,6 +60,45 @@ def run_here(arguments: list[str]) -> int:
     except SystemExit as end:
         return int(end.code or 0)
     return 0
+
+
+def run_two(arguments: list[str], prepare: Callable[[int], None] | None = None) -> tuple[int, str]:
+    """The command in two processes, as torchrun starts them: the larger exit code, and what both printed.
+
+    They are forked from this one, which has torch loaded: that is most of the time that new processes take.
+
+    Args:
+        prepare: called in each with its rank, first.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    with tempfile.TemporaryFile() as printed:
+        processes = []
+        for rank in (0, 1):
+            place = {**shared, "RANK": rank, "LOCAL_RANK": rank, "TORCHELASTIC_RUN_ID": "tests"}
+            context = multiprocessing.get_context("fork")
+            process = context.Process(target=_run_as, args=(arguments, place, printed.fileno(), prepare))
+            process.start()
+            processes.append(process)
+        for process in processes:
+            process.join(timeout=180)
+            if process.is_alive():
+                process.kill()
+        printed.seek(0)
+        return max(abs(process.exitcode or 0) for process in processes), printed.read().decode(errors="replace")
+
+
+def _run_as(arguments: list[str], place: dict[str, Any], printed: int, prepare: Callable[[int], None] | None) -> None:
+    os.environ.update({name: str(value) for name, value in place.items()})
+    os.dup2(printed, 1)
+    os.dup2(printed, 2)
+    sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
+    logging.getLogger().handlers = []  # the test runner's
+    if prepare is not None:
+        prepare(int(place["RANK"]))
+    sys.exit(run_here(arguments))
 
 
 def start_process(
