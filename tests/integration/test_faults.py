@@ -7,6 +7,8 @@ import random
 import shutil
 import signal
 import struct
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -244,3 +246,12 @@ def test_out_of_memory_is_the_users_to_change(
 def test_a_header_that_is_no_header(copied_run: Path, cli: Cli) -> None:
     (copied_run / MODEL).write_bytes(struct.pack("<Q", 10) + b"not json!!")
     assert "cannot be read as a safetensors file" in one_line(cli(["evaluate", copied_run]))
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+def test_output_that_cannot_be_written_is_reported_in_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "unida", "methods"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "error: the output cannot be written (No space left on device)\n"

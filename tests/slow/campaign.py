@@ -94,7 +94,8 @@ class Campaign:
                 process.send_signal(which)
                 output, _ = process.communicate()
                 self.counts[f"kills by {which.name}"] += 1
-                begun = (out / "config.yaml").exists()  # before that, Python itself may still be starting
+                # Before the first word Python is still starting, and after the results it is ending.
+                begun = bool(output) and not (out / "metrics.json").exists()
                 said = process.returncode == 0 or "Continue with" in output
                 if begun and which != signal.SIGKILL and not said:
                     self.failed(f"{kind}: {which.name} without a word, exit {process.returncode}", output)

@@ -52,6 +52,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # `unida … | head`
         forget_output()
         sys.exit(128 + signal.SIGPIPE)
+    except OSError as error:  # a file's errors are UserErrors by now
+        forget_output()
+        exit_with(f"error: the output cannot be written ({error.strerror or error})", 2)
 
 
 def _run(arguments: list[str]) -> None:

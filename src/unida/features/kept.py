@@ -150,7 +150,8 @@ class FeatureInputs:
 
     def _cannot_keep(self, error: OSError) -> UserError:
         return UserError(
-            f"{self.cache_dir}: cannot keep features there ({error.strerror}): free space or choose another --cache"
+            f"{error.filename or self.cache_dir}: cannot keep features there ({error.strerror}): free space or choose "
+            "another --cache"
         )
 
     def _compute_all(self, todo: list[_Missing], total: int, visible: bool) -> None:

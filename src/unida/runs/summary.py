@@ -46,7 +46,7 @@ def describe_start(config: Config, source: Source, target: Target, device: str) 
         if skipped:
             log.warning("skipped %d file(s) of the %s:", len(skipped), name)
         for item in skipped:
-            log.warning("  %s: %s", item.path, item.reason)
+            log.warning("  %s: %s", printable(item.path), item.reason)
     log.info(
         "%s on %s, %d steps of %d + %d images, seed %d, on %s",
         method_name(config),
