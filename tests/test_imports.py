@@ -51,7 +51,7 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     "pretext": ("errors", "losses", "recipes", "models"),
     "methods": ("errors", "support", "losses", "recipes", "models", "clustering", "pretext"),
     "config": ("errors", "support"),  # and LEAVES
-    "answering": ("support", "data", "features", "methods"),
+    "answering": ("errors", "support", "data", "features", "methods"),
     "training": ("errors", "support", "recipes", "data", "features", "methods", "config"),
     "evaluation": ("errors", "support", "data", "methods", "answering"),
     "analysis": (

@@ -255,3 +255,12 @@ def test_output_that_cannot_be_written_is_reported_in_one_line() -> None:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr == "error: the output cannot be written (No space left on device)\n"
+
+
+def test_one_pixel_of_one_image_is_too_little_for_batchnorm(cli: Cli, adapt_words: AdaptWords) -> None:
+    error = one_line(cli(adapt_words({"--train": "all", "--spa": True, "--batch-size": "1", "--crop": "2"})))
+    assert "--batch-size 1 with --crop 2" in error
+
+
+def test_scores_that_are_not_finite_are_no_answers(cli: Cli, adapt_words: AdaptWords) -> None:
+    assert "lower --lr" in one_line(cli(adapt_words({"--train": "all", "--lr": "1e6", "--steps": "2"})))

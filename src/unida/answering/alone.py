@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from unida.data.augment import Preprocess
 from unida.data.pixels import Pixels
+from unida.errors import UserError
 from unida.features.inputs import Inputs
 from unida.methods.base import Method
 from unida.support.progress import progress
@@ -88,4 +89,8 @@ def answer_pixels(
             local = torch.cat(gathered)
         return local[:count].cpu()
 
-    return Answers(joined("prediction"), joined("closed"), joined("probability"), joined("unknown_score"))
+    answers = Answers(joined("prediction"), joined("closed"), joined("probability"), joined("unknown_score"))
+    bad = int((~(answers.unknown_score.isfinite() & answers.probability.isfinite())).sum())
+    if bad:
+        raise UserError(f"{bad} of {count} images have a score that is not finite: start again with a lower --lr")
+    return answers

@@ -59,7 +59,7 @@ def execute(config: Config) -> Path:
     try:
         if not is_finished(claim.folder):
             logged = logging_to(claim.folder if is_main else None, visible=is_main)
-            with interruptible(), _explaining_limits(), logged, torch.random.fork_rng():
+            with interruptible(), _explaining_limits(config), logged, torch.random.fork_rng():
                 _carry_out(claim, fabric)
         elif is_main:
             log.info("the run in %s is finished", claim.folder)
@@ -71,7 +71,7 @@ def execute(config: Config) -> Path:
 
 
 @contextmanager
-def _explaining_limits() -> Iterator[None]:
+def _explaining_limits(config: Config) -> Iterator[None]:
     """Report a lack of memory or disk as an error that the user can fix."""
     try:
         yield
@@ -79,6 +79,13 @@ def _explaining_limits() -> Iterator[None]:
         what = error.filename or "a file of the run"
         raise UserError(
             f"{what} cannot be read or written ({error.strerror or error}): fix that, then continue with --resume"
+        ) from error
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):  # BatchNorm's, of a map that is one pixel
+            raise
+        size, crop = config.training.batch_size, config.data.crop
+        raise UserError(
+            f"--batch-size {size} with --crop {crop} gives BatchNorm one value to normalise: raise one of them"
         ) from error
     except (MemoryError, RuntimeError) as error:
         text = str(error).lower()
