@@ -142,6 +142,7 @@ def test_images_that_were_never_on_disk_have_nothing_to_be_compared_with(files: 
     pixels = decode_in_memory(files, "short", 24)
     for read in READS:
         read(pixels, 5)
+    assert np.array_equal(pixels.image(5), resize(read_rgb(pixels.files[5].path), "short", 24))
 
 
 def test_a_pack_that_cannot_be_removed_is_named(
