@@ -60,7 +60,7 @@ def test_values_go_to_a_file_and_back(tmp_path: Path) -> None:
             "steps": 7,
             "target_labels": True,
             "rejection": "max-prob",
-            "threshold": 1,
+            "rejection_threshold": 1,
         }
     )
     save_config(config, tmp_path / "config.yaml")
@@ -68,7 +68,7 @@ def test_values_go_to_a_file_and_back(tmp_path: Path) -> None:
     assert back == config
     assert back.data.source == Path("fotos/ä ö: ü")
     assert (back.data.pair, back.data.benchmark, back.model.weights) == ("12:30", "null", "1e5")
-    assert (back.training.lr, back.method.threshold) == (1e-5, 1.0)
+    assert (back.training.lr, back.method.rejection_threshold) == (1e-5, 1.0)
     assert [type(a) for _, a in flat(back)] == [type(b) for _, b in flat(config)]
 
 

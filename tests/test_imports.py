@@ -51,7 +51,7 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     "pretext": ("errors", "losses", "recipes", "models"),
     "methods": ("errors", "support", "losses", "recipes", "models", "clustering", "pretext"),
     "config": ("errors", "support"),  # and LEAVES
-    "answering": ("errors", "support", "data", "features", "methods"),
+    "answering": ("errors", "support", "losses", "data", "features", "methods"),
     "training": ("errors", "support", "recipes", "data", "features", "methods", "config"),
     "evaluation": ("errors", "support", "data", "methods", "answering"),
     "analysis": (
@@ -62,7 +62,7 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
         *("errors", "support", "recipes", "data", "models", "features", "methods", "config"),
         *("answering", "training", "evaluation", "analysis"),
     ),
-    "api": ("errors", "support", "data", "methods", "config", "evaluation", "runs"),
+    "api": ("errors", "support", "data", "methods", "config", "answering", "evaluation", "runs"),
     "unida": ("errors", "evaluation", "api"),
     "cli": ("errors", "support", "data", "methods", "config", "training", "analysis", "runs", "api", "unida"),
     "__main__": ("cli",),

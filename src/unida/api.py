@@ -9,6 +9,8 @@ from typing import Any
 
 from lightning_fabric import Fabric
 
+from unida.answering.alone import Answers, Scored, decide, score_pixels
+from unida.answering.later import Answered
 from unida.config import Config, config_from_options, load_config
 from unida.data.augment import Preprocess
 from unida.data.folders import ImageFile, Skipped, scan, scan_listed
@@ -20,8 +22,9 @@ from unida.evaluation.truth import Truth, read_truth_of_run
 from unida.methods.base import Method
 from unida.runs.folder import is_finished, refuse_folder
 from unida.runs.modelfile import ModelInfo, load_model
-from unida.runs.pipeline import evaluate_method, execute
+from unida.runs.pipeline import execute, measure_answers
 from unida.runs.summary import read_metrics
+from unida.runs.targetfile import load_target
 from unida.support.memory import keep_freed_memory
 from unida.support.processes import open_fabric_for_answers
 
@@ -87,30 +90,43 @@ class Run:
         return method.to(self._fabric.device), info
 
     @cached_property
+    def _answered(self) -> Answered:
+        return load_target(self.folder / "checkpoint" / "target.safetensors", self.config)
+
+    @cached_property
     def _preprocess(self) -> Preprocess:
         info = self._model[1]
         return Preprocess(info.crop, info.mean, info.std, self._fabric.device)
 
     def predict(
-        self, images: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], progress: bool = False
+        self,
+        images: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+        progress: bool = False,
+        alone: bool = False,
     ) -> Predictions:
         """A class of the source or "unknown" for every image of a folder, or for every path of a list.
+
+        An image of the run's own target has the answer that it had there. A new image joins: its neighbours among the
+        target's images have a say. New images do not change each other's answers.
 
         Args:
             images: a folder, with its sub-folders, or paths of image files.
             progress: show progress on the terminal.
+            alone: answer each image by itself, with the method's own threshold.
 
         Returns:
             One prediction per readable image of a folder, sorted by path; for a list, one per given path, in the given
             order and under the given name. Files that cannot be read are in its `skipped`.
         """
         if isinstance(images, str | os.PathLike):
-            found = self._answer(*scan(images), progress)
+            found = self._answer(*scan(images), progress, alone)
             return Predictions(sorted(found, key=lambda prediction: prediction.path), found.skipped)
         paths = [os.fspath(path) for path in images]
-        return self._answer(*scan_listed([Path(path) for path in paths], root=Path()), progress).of(paths)
+        return self._answer(*scan_listed([Path(path) for path in paths], root=Path()), progress, alone).of(paths)
 
-    def _answer(self, files: Sequence[ImageFile], skipped: Sequence[Skipped], progress: bool) -> Predictions:
+    def _answer(
+        self, files: Sequence[ImageFile], skipped: Sequence[Skipped], progress: bool, alone: bool
+    ) -> Predictions:
         method, info = self._model
         predictions = predict_files(
             method,
@@ -120,9 +136,21 @@ class Run:
             info.image_size,
             self._preprocess,
             self._fabric,
+            self._alone if alone else self._by_rule,
             progress,
         )
         return Predictions(predictions, [*predictions.skipped, *skipped])
+
+    def _alone(self, scored: Scored, digests: Sequence[str]) -> Answers:
+        return decide(scored.probabilities, scored.unknown, self._model[0].unknown_threshold)
+
+    def _by_rule(self, scored: Scored, digests: Sequence[str]) -> Answers:
+        return self._answered.answer(scored, digests, self._model[1].rule)
+
+    @property
+    def answering(self) -> str:
+        """How the run answers, for people: neighbours, threshold, and the share of unknown images it believes in."""
+        return self._model[1].rule.note()
 
     def evaluate(self, target: str | os.PathLike[str] | None = None, progress: bool = False) -> OpenSetResult:
         """Every metric, on the run's own target or on another folder with one sub-folder per class.
@@ -130,9 +158,22 @@ class Run:
         Args:
             target: folder of labelled images; a sub-folder that is no class of the source counts as unknown.
         """
+        return self.evaluate_both(target, progress)[0]
+
+    def evaluate_both(
+        self, target: str | os.PathLike[str] | None = None, progress: bool = False
+    ) -> tuple[OpenSetResult, OpenSetResult]:
+        """As `evaluate`: the metrics of the run's answers, and those of each image alone by the method's threshold.
+
+        Compare the second with papers.
+        """
         method, info = self._model
         data = self.config.data
         if not os.access(data.cache, os.W_OK):  # the run came from another machine
             data = replace(data, cache=default_cache())
         truth: Truth = read_truth_of_run(data, info.classes, target, progress)
-        return evaluate_method(self._fabric, method, truth, self._preprocess, visible=progress)[1]
+        scored = score_pixels(method, truth.pixels, self._preprocess, self._fabric, visible=progress)
+        digests = [file.digest for file in truth.pixels.files]
+        ways = (self._by_rule(scored, digests), self._alone(scored, digests))
+        given, alone = (measure_answers(answers, truth, method.num_classes) for answers in ways)
+        return given, alone

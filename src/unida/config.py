@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import yaml
 
+from unida.answering.options import AnsweringOptions
 from unida.data.options import DataOptions
 from unida.errors import UserError
 from unida.methods import METHODS, Card
@@ -37,6 +38,7 @@ class Config:
     data: DataOptions
     model: ModelOptions
     training: TrainingOptions
+    answering: AnsweringOptions
     output: OutputOptions
     spa: SPAOptions
     method: Any
@@ -54,7 +56,13 @@ def config_class(method: str) -> type[Config]:
 
 @functools.cache  # one class per card, or equal configs would not compare equal
 def _config_class_of(card: Card) -> type[Config]:
-    shared = {"data": DataOptions, "model": ModelOptions, "training": TrainingOptions, "output": OutputOptions}
+    shared = {
+        "data": DataOptions,
+        "model": ModelOptions,
+        "training": TrainingOptions,
+        "answering": AnsweringOptions,
+        "output": OutputOptions,
+    }
     kinds: dict[str, type[Any]] = {**shared, "spa": SPAOptions, "method": card.Options}
     taken = {field.name for kind in (*shared.values(), SPAOptions) for field in dataclasses.fields(kind)}
     if clash := sorted(taken & {field.name for field in dataclasses.fields(card.Options)}):
@@ -119,7 +127,7 @@ def check(config: Config) -> Config:
     for name, value in flat_options(config).items():
         if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
             raise UserError(f"{flag(name)} is {value}: it must be at most {LARGEST_INTEGER:,}")
-    for group in (config.data, config.model, config.training, config.output, config.method):
+    for group in (config.data, config.model, config.training, config.answering, config.output, config.method):
         if hasattr(group, "check"):  # a method's own options need not have one
             group.check()
     resolve(config.spa)  # refuses what cannot work
@@ -175,9 +183,10 @@ def complete(config: Config, has_gpu: bool) -> Config:
 
 
 def fingerprint_of(config: Config) -> str:
-    """Identifies what a run computes, not where it runs: a model or checkpoint names its run with it."""
+    """Identifies what a run trains, not where it runs: a model or checkpoint names its run with it."""
     places = ("source", "target", "root", "out", "resume", "cache", "accelerator", "devices", "num_nodes")
-    plain = {name: str(value) for name, value in flat_options(config).items() if name not in places}
+    left_out = {*places, *vars(config.answering)}  # how images are answered changes no weight
+    plain = {name: str(value) for name, value in flat_options(config).items() if name not in left_out}
     return hashlib.blake2b(json.dumps(plain, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
@@ -195,6 +204,7 @@ def config_from_yaml(text: str) -> Config:
     """A config from text. A missing option has its default: the text may be older than the option."""
     plain = yaml.safe_load(text)
     cls = config_class(plain["training"]["method"])
+    plain = {"answering": {}, **plain}  # a group that older runs do not have
     return cls(**{group: _build(kind, plain[group]) for group, kind in _groups(cls).items()})
 
 

@@ -1,12 +1,13 @@
-"""Answers for images one by one: image → feature → the method's scores → a class, or unknown.
+"""Scores and answers for images one by one: image → feature → the method's scores → a class, or unknown.
 
-Only here a score becomes an answer: evaluation, prediction and the count of multiply-adds use this module.
+Only here images are scored: evaluation, prediction and the count of multiply-adds use this module.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
@@ -30,8 +31,30 @@ class Answers:
     unknown_score: Tensor  # (N,) float32, higher is more unknown
 
 
+@dataclass(frozen=True)
+class Scored:
+    """What the method says about each image, one row per image."""
+
+    directions: Tensor  # (N, d) float16: features at unit length. Half the memory, and neighbours stay the same
+    probabilities: Tensor  # (N, C) float32
+    unknown: Tensor  # (N,) float32 in 0…1
+
+    def __len__(self) -> int:
+        return len(self.unknown)
+
+    def rows(self, index: Tensor) -> "Scored":
+        return Scored(self.directions[index], self.probabilities[index], self.unknown[index])
+
+
+def decide(probabilities: Tensor, unknown: Tensor, threshold: float) -> Answers:
+    """(N, C) and (N,) → answers. An image is unknown if its score is above the threshold."""
+    probability, closed = probabilities.max(dim=1)
+    prediction = torch.where(unknown > threshold, probabilities.shape[1], closed)
+    return Answers(prediction, closed, probability, unknown)
+
+
 class Answering(nn.Module):
-    """The whole path from images to answers: label, probability and unknown score."""
+    """The whole path from images to answers: label, probability and unknown score, by the method's own rule."""
 
     def __init__(self, method: Method) -> None:
         super().__init__()
@@ -42,23 +65,20 @@ class Answering(nn.Module):
         return self.of_features(self.method.features(images))
 
     def of_features(self, features: Tensor) -> Answers:
-        """(B, d) → answers. An image is unknown if its score is above the method's threshold."""
+        """(B, d) → answers."""
         scores = self.method.score(features)
-        probability, closed = scores.logits.softmax(dim=1).max(dim=1)
-        is_unknown = scores.unknown > self.method.unknown_threshold
-        prediction = torch.where(is_unknown, self.method.num_classes, closed)
-        return Answers(prediction, closed, probability, scores.unknown)
+        return decide(scores.logits.softmax(dim=1), scores.unknown, self.method.unknown_threshold)
 
 
-def answer_pixels(
+def score_pixels(
     method: Method,
     pixels: Pixels,
     inputs: Inputs | Preprocess,
     fabric: Fabric,
     visible: bool = True,
     features: Tensor | None = None,
-) -> Answers:
-    """Answers for all images, in order, on the host. Several processes share the work; each gets all answers.
+) -> Scored:
+    """Scores of all images, in order, on the host. Several processes share the work; each gets all scores.
 
     Args:
         features: (N, d) of the images, if they are known already.
@@ -66,7 +86,7 @@ def answer_pixels(
     count, processes = len(pixels), fabric.world_size
     share = -(-count // processes)  # of equal length, so that they can be gathered: the surplus is cut off below
     mine = np.arange(fabric.global_rank * share, (fabric.global_rank + 1) * share) % count
-    answering, was_training = Answering(method), method.training
+    was_training = method.training
     method.eval()
     parts = []
     with progress("answering", share, visible=visible and fabric.is_global_zero) as report:
@@ -74,9 +94,12 @@ def answer_pixels(
             index = mine[start : start + BATCH]
             with fabric.autocast(), torch.inference_mode():
                 if features is None:
-                    parts.append(answering(inputs.test_view(pixels, index)))
+                    some = method.features(inputs.test_view(pixels, index))
                 else:
-                    parts.append(answering.of_features(features[torch.from_numpy(index).to(features.device)]))
+                    some = features[torch.from_numpy(index).to(features.device)]
+                scores = method.score(some)
+            directions = F.normalize(some.float(), dim=1).half()
+            parts.append(Scored(directions, scores.logits.softmax(dim=1), scores.unknown))
             report(min(start + BATCH, share), "")
     method.train(was_training)
 
@@ -89,8 +112,9 @@ def answer_pixels(
             local = torch.cat(gathered)
         return local[:count].cpu()
 
-    answers = Answers(joined("prediction"), joined("closed"), joined("probability"), joined("unknown_score"))
-    bad = int((~(answers.unknown_score.isfinite() & answers.probability.isfinite())).sum())
-    if bad:
+    scored = Scored(joined("directions"), joined("probabilities"), joined("unknown"))
+    columns = (scored.directions, scored.probabilities, scored.unknown[:, None])
+    finite = torch.stack([column.isfinite().all(dim=1) for column in columns]).all(dim=0)
+    if bad := int((~finite).sum()):
         raise UserError(f"{bad} of {count} images have a score that is not finite: start again with a lower --lr")
-    return answers
+    return scored

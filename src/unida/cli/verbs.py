@@ -69,18 +69,19 @@ class Evaluate:
 def evaluate(arguments: list[str]) -> None:
     options = parse(Evaluate, "unida evaluate", arguments, "Every metric of a run, in one pass over its target.")
     from unida.api import load
-    from unida.runs.summary import class_lines, metric_lines, result_json
+    from unida.runs.summary import class_lines, metric_lines, result_json, summary_line
     from unida.support.files import write_text
 
     run = load(options.run)
     if options.json is not None:
         check_writable("--json", options.json)
-    result = run.evaluate(options.target, progress=True)
-    print("\n".join([*metric_lines(result.scalars()), "", *class_lines(result)]))
+    result, alone = run.evaluate_both(options.target, progress=True)
+    lines = [*metric_lines(result.scalars()), "", *class_lines(result), "", run.answering]
+    print("\n".join([*lines, f"each image alone, with the method's own threshold: {summary_line(alone)}"]))
     if options.json is not None:
         with writing("--json", options.json):
             options.json.parent.mkdir(parents=True, exist_ok=True)
-            write_text(options.json, result_json(result))
+            write_text(options.json, result_json(result, alone))
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,9 @@ class Predict:
     """Answer for all images in this folder and its sub-folders."""
     csv: Annotated[Path, tyro.conf.arg(metavar="FILE")]
     """Write the answers here: path, label or "unknown", probability, unknown score, and why a file was skipped."""
+    alone: bool = False
+    """Answer each image by itself, with the method's own threshold. Without it, its neighbours among the run's target
+    images have a say."""
 
 
 def predict(arguments: list[str]) -> None:
@@ -99,11 +103,13 @@ def predict(arguments: list[str]) -> None:
 
     run = load(options.run)
     check_writable("--csv", options.csv)
-    predictions = run.predict(options.images, progress=True)
+    predictions = run.predict(options.images, progress=True, alone=options.alone)
     with writing("--csv", options.csv):
         predictions.write_csv(options.csv)
     unknown = sum(p.label == "unknown" for p in predictions)
     print(f"{len(predictions)} images, {unknown} of them unknown; answers are in {options.csv}")
+    if not options.alone:
+        print(run.answering)
     for item in predictions.skipped:
         print(printable(f"skipped {item.path}: {item.reason}"), file=sys.stderr)
 

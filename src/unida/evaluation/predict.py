@@ -1,13 +1,13 @@
 """Answers for images that were not part of the run."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from lightning_fabric import Fabric
 
-from unida.answering.alone import Answers, answer_pixels
+from unida.answering.alone import Answers, Scored, score_pixels
 from unida.data.augment import Preprocess
 from unida.data.folders import ImageFile, Skipped
 from unida.data.images import ResizeMode
@@ -76,16 +76,22 @@ def predict_files(
     size: int,
     preprocess: Preprocess,
     fabric: Fabric,
+    answer: Callable[[Scored, Sequence[str]], Answers],
     visible: bool = True,
 ) -> Predictions:
-    """Decode, answer and forget, a chunk at a time."""
+    """Decode, answer and forget, a chunk at a time.
+
+    Args:
+        answer: from the scores of some images and the digests of their files to their answers.
+    """
     predictions = Predictions()
     with progress("predicting", len(files), visible=visible) as report:
         for start in range(0, len(files), CHUNK):
             pixels = decode_in_memory(files[start : start + CHUNK], resize, size)
             predictions.skipped += pixels.skipped
             if len(pixels):
-                answers = answer_pixels(method, pixels, preprocess, fabric, visible=False)
+                scored = score_pixels(method, pixels, preprocess, fabric, visible=False)
+                answers = answer(scored, [file.digest for file in pixels.files])
                 predictions += name_answers(answers, pixels, classes)
             report(min(start + CHUNK, len(files)), "")
     return predictions

@@ -26,7 +26,8 @@ class SourceOnly(Method):
 
     def __init__(self, backbone: Backbone, problem: Problem, options: SourceOnlyOptions) -> None:
         super().__init__(backbone, problem, options)
-        self.unknown_threshold = 1 - options.threshold if options.rejection == "max-prob" else options.threshold
+        threshold = options.rejection_threshold
+        self.unknown_threshold = 1 - threshold if options.rejection == "max-prob" else threshold
         self.closed = nn.Linear(backbone.num_features, problem.num_classes, bias=False)
         self.one_vs_all = (
             OneVsAllHead(backbone.num_features, problem.num_classes) if options.rejection == "one-vs-all" else None

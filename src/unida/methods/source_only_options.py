@@ -11,12 +11,12 @@ from unida.support.options import check_numbers
 class SourceOnlyOptions:
     rejection: Literal["entropy", "max-prob", "one-vs-all"] = "entropy"
     """The rule for unknown images. The default, the entropy rule with the SPA paper's threshold, needs no tuning."""
-    threshold: float = 0.5
+    rejection_threshold: float = 0.5
     """entropy: an image is unknown above this share of log C (½ in the SPA paper's NTR); max-prob: unknown below this
     probability; one-vs-all: unknown above this probability of "not this class" (½ in OVANet)."""
 
     def check(self) -> None:
-        check_numbers(self, "threshold", least=0, most=1)
+        check_numbers(self, "rejection_threshold", least=0, most=1)
 
 
 CARD = Card(

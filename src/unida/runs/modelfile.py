@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import torch
 
+from unida.answering.target import Rule
 from unida.config import Config, fingerprint_of, method_options, spa_options
 from unida.data.domains import Source, Target
 from unida.data.images import ResizeMode
@@ -39,6 +40,7 @@ class ModelInfo:
     crop: int
     frozen_at: str | None  # features at this place are rounded as they were in training
     feature_format: FeatureFormat
+    rule: Rule  # how it answers: neighbours, and the threshold for unknown images
     run: str  # fingerprint of the config that it was trained with
 
 
@@ -54,7 +56,7 @@ def build_for_run(config: Config, source: Source, target: Target) -> Method:
     return build_method(training.method, backbone, problem, config.method, config.spa if config.spa.spa else None)
 
 
-def save_model(path: Path, method: Method, config: Config, classes: tuple[str, ...]) -> None:
+def save_model(path: Path, method: Method, config: Config, classes: tuple[str, ...], rule: Rule) -> None:
     info = ModelInfo(
         method=config.training.method,
         options=asdict(config.method),
@@ -68,6 +70,7 @@ def save_model(path: Path, method: Method, config: Config, classes: tuple[str, .
         crop=config.data.crop,
         frozen_at=method.backbone.frozen_at,
         feature_format=config.model.feature_format,
+        rule=rule,
         run=fingerprint_of(config),
     )
     answering = {name: tensor for name, tensor in method.state_dict().items() if not name.startswith(method.run_only)}
@@ -101,7 +104,7 @@ def _read_info(raw: dict[str, Any]) -> ModelInfo:
     if set(raw) != {field.name for field in fields(ModelInfo)}:
         raise ValueError("its description has other fields")
     lists = {name: tuple(raw[name]) for name in ("classes", "mean", "std")}
-    info = ModelInfo(**{**raw, **lists})
+    info = ModelInfo(**{**raw, **lists, "rule": Rule.from_plain(raw["rule"])})
     if info.method not in METHODS:
         raise ValueError(f"there is no method {info.method!r}")
     if info.resize not in get_args(ResizeMode) or not 0 < info.crop <= info.image_size:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import torch
 from lightning_fabric import Fabric
-from torch import Tensor, nn
+from torch import nn
 
 from unida.analysis.auto_tap import choose_taps, has_open_tap, with_taps
 from unida.analysis.tracking import Tracking, tracked_note
-from unida.answering.alone import Answers, answer_pixels
+from unida.answering.alone import Answers, score_pixels
+from unida.answering.target import TargetAnswers
 from unida.config import Config, config_from_yaml, config_to_yaml
 from unida.data.augment import Preprocess
 from unida.data.domains import Source, Target, open_domains
@@ -31,6 +32,7 @@ from unida.models.backbone import refuse_crop
 from unida.runs.folder import Claim, claim_folder, is_finished, keep_config
 from unida.runs.modelfile import build_for_run, save_model
 from unida.runs.summary import describe_end, describe_start, summary_line, write_metrics, write_skipped
+from unida.runs.targetfile import save_target
 from unida.support.memory import keep_freed_memory, peak_memory_bytes
 from unida.support.processes import main_process_first, share_buffers, told_by_main_process
 from unida.support.signals import interruptible
@@ -233,9 +235,6 @@ class _Run:
     def carry_out(self) -> None:
         self.training.run()
         share_buffers(self.fabric, self.method)
-        if self.fabric.is_global_zero:
-            classes = self.domains.source.classes
-            save_model(self.folder / "checkpoint" / "model.safetensors", self.method, self.config, classes)
         facts = {
             "steps": self.config.training.steps,
             "images_per_second": self.training.images_per_second(),
@@ -245,18 +244,29 @@ class _Run:
         measures = self._measure()
         truth = self.domains.truth
         pixels = self.domains.target.pixels if truth is None else truth.pixels
-        answers = answer_pixels(
-            self.method, pixels, self.inputs, self.fabric, features=self.training.features_of(pixels)
-        )
+        scored = score_pixels(self.method, pixels, self.inputs, self.fabric, features=self.training.features_of(pixels))
         if self.fabric.is_global_zero:
-            result = None if truth is None else measure_answers(answers, truth, self.method.num_classes)
-            self._write_results(answers, pixels)
+            answered = TargetAnswers(scored, self.method.unknown_threshold, self.config.answering)
+            result, compared = None, {}
+            if truth is not None:
+                result = measure_answers(answered.answers, truth, self.method.num_classes)
+                compared = compare_answers(answered, truth, self.method.num_classes)
+            self._save(answered, pixels)
+            self._write_results(answered.answers, pixels)
             # Write this last: a folder with metrics.json is a finished run.
-            write_metrics(self.folder, result, facts, self.config, measures)
+            write_metrics(self.folder, result, facts, self.config, measures, compared, answered.rule)
             if measures:
                 log.info("after the last step: %s", tracked_note(measures))
-            describe_end(self.folder, result, answers, facts, self.method.num_classes)
+            describe_end(self.folder, result, answered, compared, facts)
         self.fabric.barrier()
+
+    def _save(self, answered: TargetAnswers, pixels: Pixels) -> None:
+        """The model, and the target beside it; says how large both are."""
+        model, target = (self.folder / "checkpoint" / name for name in ("model.safetensors", "target.safetensors"))
+        save_model(model, self.method, self.config, self.domains.source.classes, answered.rule)
+        save_target(target, answered.answers, answered.kept, pixels, self.config)
+        sizes = [path.stat().st_size / 2**20 for path in (model, target)]
+        log.info("model: %.1f MiB, and %.1f MiB of the target's images for new ones to join", *sizes)
 
     def _evaluate(self, step: int) -> dict[str, float | None]:
         share_buffers(self.fabric, self.method)
@@ -264,8 +274,11 @@ class _Run:
         metrics, told = {}, [tracked_note(measures)]
         if (truth := self.domains.truth) is not None:
             known = self.training.features_of(truth.pixels)
-            _, result = evaluate_method(self.fabric, self.method, truth, self.inputs, known)
-            metrics, told = result.scalars(), [summary_line(result), *told]
+            scored = score_pixels(self.method, truth.pixels, self.inputs, self.fabric, features=known)
+            if self.fabric.is_global_zero:
+                answered = TargetAnswers(scored, self.method.unknown_threshold, self.config.answering)
+                result = measure_answers(answered.answers, truth, self.method.num_classes)
+                metrics, told = result.scalars(), [summary_line(result), *told]
         log.info("step %d: %s", step, "  ".join(filter(None, told)))
         return {**metrics, **measures}
 
@@ -292,17 +305,12 @@ def open_stream(fabric: Fabric, method: Method, domains: Domains, inputs: Inputs
     return BatchStream(source, target, inputs, config, fabric, method.recipes)
 
 
-def evaluate_method(
-    fabric: Fabric,
-    method: Method,
-    truth: Truth,
-    inputs: Inputs | Preprocess,
-    features: Tensor | None = None,
-    visible: bool = True,
-) -> tuple[Answers, OpenSetResult]:
-    """One pass over the labelled target, or none if its features are known: the answers, and every metric of them."""
-    answers = answer_pixels(method, truth.pixels, inputs, fabric, visible=visible, features=features)
-    return answers, measure_answers(answers, truth, method.num_classes)
+def compare_answers(answered: TargetAnswers, truth: Truth, num_classes: int) -> dict[str, dict[str, OpenSetResult]]:
+    """Every metric, alone and together, with the published threshold and with the one that is found."""
+    return {
+        name: {rule: measure_answers(answers, truth, num_classes) for rule, answers in rules.items()}
+        for name, rules in answered.variants().items()
+    }
 
 
 def measure_answers(answers: Answers, truth: Truth, num_classes: int) -> OpenSetResult:

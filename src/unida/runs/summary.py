@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from unida.answering.alone import Answers
+from unida.answering.target import Rule, TargetAnswers
 from unida.config import Config, method_name
 from unida.data.domains import Source, Target
 from unida.data.folders import Skipped
@@ -20,12 +20,25 @@ from unida.training.logging import read_lines
 log = logging.getLogger("unida")
 
 
+Compared = Mapping[str, Mapping[str, OpenSetResult]]  # alone, together → method, auto → metrics
+
+
 def percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f}"
 
 
 def summary_line(result: OpenSetResult) -> str:
     return f"HOS {percent(result.hos)}  known {percent(result.known)}  unknown {percent(result.unknown)}"
+
+
+def comparison_line(compared: Compared) -> str:
+    """HOS of each way to answer. Papers answer alone, by the method's own threshold."""
+    named = [
+        f"{name} with threshold {threshold} {percent(result.hos)}"
+        for name, rules in compared.items()
+        for threshold, result in rules.items()
+    ]
+    return f"HOS by way of answering: {', '.join(named)} (compare the first with papers)"
 
 
 def metric_lines(numbers: Mapping[str, float | None]) -> list[str]:
@@ -60,12 +73,19 @@ def describe_start(config: Config, source: Source, target: Target, device: str) 
 
 
 def describe_end(
-    folder: Path, result: OpenSetResult | None, answers: Answers, facts: Mapping[str, Any], unknown: int
+    folder: Path,
+    result: OpenSetResult | None,
+    answered: TargetAnswers,
+    compared: Compared,
+    facts: Mapping[str, Any],
 ) -> None:
-    count, refused = len(answers.prediction), int((answers.prediction == unknown).sum())
-    log.info("%d of %d target images are unknown", refused, count)
+    prediction = answered.answers.prediction
+    refused = int((prediction == answered.scored.probabilities.shape[1]).sum())
+    log.info("%s", answered.rule.note())
+    log.info("%d of %d target images are unknown", refused, len(prediction))
     if result is not None:
         log.info("after the last step, in per cent:\n%s", "\n".join(metric_lines(result.scalars())))
+        log.info("%s", comparison_line(compared))
     log.info(
         "%.0f images/s, peak memory %.2f GiB, %s; results are in %s",
         facts["images_per_second"],
@@ -81,13 +101,22 @@ def write_metrics(
     facts: Mapping[str, Any],
     config: Config,
     measures: Mapping[str, float] = MappingProxyType({}),
+    compared: Compared = MappingProxyType({}),
+    rule: Rule | None = None,
 ) -> None:
     """metrics.json: the last step's metrics, separately the oracle's if asked for, and what the run cost.
 
     Args:
+        result: of the run's answers, as its options ask for them.
         measures: of the last step's features, if --track asked for any.
+        compared: the metrics of images that answer alone and together, by threshold.
+        rule: how the run's answers were given.
     """
     content: dict[str, Any] = {"cost": dict(facts)}
+    if rule is not None:
+        content["answering"] = rule.plain()
+    for name, rules in compared.items():
+        content[name] = {threshold: of_rule.scalars() for threshold, of_rule in rules.items()}
     if result is not None:
         content["last_step"] = result.scalars()
         content["per_class"] = [row._asdict() for row in result.per_class]
@@ -140,9 +169,10 @@ def class_lines(result: OpenSetResult) -> list[str]:
     return [header, *rows]
 
 
-def result_json(result: OpenSetResult) -> str:
+def result_json(result: OpenSetResult, alone: OpenSetResult) -> str:
     content = {
         "metrics": result.scalars(),
+        "alone": alone.scalars(),
         "per_class": [row._asdict() for row in result.per_class],
         "confusion": result.confusion.tolist(),
     }

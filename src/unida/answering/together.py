@@ -1,0 +1,181 @@
+"""Scores of all target images together: images of one class lie near each other, whether that class has a name or not.
+
+    z: features at unit length, the target's mean taken away, at unit length again
+    r(i, j): j is the r-th nearest image of i, or i the r-th nearest of j; the larger of the two ranks
+    w(i, j) = 1 − (r − 1)/k up to r = k, else 0                  images have a say if each is near the other
+    λ = 2 (1 − h)/h                                              h: share of pairs (by w) that name the same class
+    q(i) = (λ p(i) + Σ_j w(i, j) q(j)) / (λ + Σ_j w(i, j))       for class probabilities and for the unknown score
+    unknown score = ½ (unknown score spread so + entropy of q / log C)
+
+An image counts as λ neighbours in its own answer: few where neighbours agree, many where they do not, so the data say
+how far to spread. Both ranks must be small: a lone image of a known class, with unknown ones around it, is near none of
+them by their own measure, and answers alone. docs/studies/together.md tells how this was found.
+
+Nothing here knows a method or a label. A new image joins by its neighbours among the images that are kept.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from unida.answering.alone import Scored
+from unida.answering.neighbours import Nearest, nearest
+from unida.losses.entropy import entropy
+from unida.support.random import generator
+
+LIMIT = 20_000  # images that are kept for new ones to join; above, a random sample of them
+OWN_WEIGHT = (0.1, 10.0)  # limits of λ
+STILL = 1e-5  # a change that is none
+MOST_ROUNDS = 500
+BLOCK = 2**23  # comparisons at a time
+EDGE = 1e-4  # unknown scores this near 0 or 1 count as such: their logit is kept finite
+
+
+@dataclass(frozen=True)
+class Together:
+    """Scores after all images had their say."""
+
+    probabilities: Tensor  # (N, C) float32
+    unknown: Tensor  # (N,) float32 in 0…1; the method's own threshold is at ½
+    kept: "Kept"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a new image needs to join: the target's images, or a random sample of them."""
+
+    centre: Tensor  # (d,) mean of the target's directions
+    directions: Tensor  # (M, d) float16, centred
+    spread: Tensor  # (M, C + 1) float16: q, and the spread unknown score
+    cosines: Tensor  # (M, k) float16, to its nearest images, falling
+    own_weight: float  # λ
+    threshold: float  # the method's own, for its unknown score
+
+    def join(self, scored: Scored) -> tuple[Tensor, Tensor]:
+        """Class probabilities (B, C) and unknown scores (B,) of new images. They do not change each other's."""
+        directions = centred(scored.directions, self.centre)
+        own = _own_values(scored, self.threshold)
+        k = self.cosines.shape[1]
+        width = max(len(self.directions), k * k)
+        size = max(1, BLOCK // width)
+        parts = [self._join(*some, k) for some in zip(directions.split(size), own.split(size), strict=True)]
+        return _finished(torch.cat(parts))
+
+    def _join(self, directions: Tensor, own: Tensor, k: int) -> Tensor:
+        best = (directions @ self.directions.float().T).topk(k, dim=1)
+        back = 1 + (self.cosines[best.indices].float() > best.values[:, :, None]).sum(dim=2)  # our rank in their lists
+        rank = torch.maximum(back, torch.arange(1, k + 1))
+        weight = ((k + 1 - rank) / k).clamp(min=0)
+        theirs = (weight[:, :, None] * self.spread[best.indices].float()).sum(dim=1)
+        return (self.own_weight * own + theirs) / (self.own_weight + weight.sum(dim=1, keepdim=True))
+
+
+def default_neighbours(count: int) -> int:
+    """k = 2 N^¼, and at most a tenth of the images: classes grow more slowly than data sets do. Below 10 images, 0."""
+    return min(round(2 * count**0.25), count // 10)
+
+
+@torch.inference_mode()
+def spread_scores(scored: Scored, k: int, threshold: float) -> Together:
+    """Spread the scores of N images over their neighbours.
+
+    Args:
+        k: neighbours, 1 ≤ k < N.
+        threshold: the method's own, for its unknown score.
+    """
+    centre = scored.directions.float().mean(dim=0)
+    directions = centred(scored.directions, centre).half()
+    found = nearest(directions, k)
+    weight = mutual_weights(found.others)
+    own_weight = how_much_alone(found.others, weight, scored.probabilities.argmax(dim=1))
+    own = _own_values(scored, threshold)
+    spread = _solve(found.others, weight, own_weight, own)
+    probabilities, unknown = _finished(spread)
+    rows, found = _sample(directions, found)
+    kept = Kept(centre, directions[rows], spread[rows].half(), found.cosine.half(), own_weight, threshold)
+    return Together(probabilities, unknown, kept)
+
+
+def centred(directions: Tensor, centre: Tensor) -> Tensor:
+    return F.normalize(directions.float() - centre, dim=1)
+
+
+def mutual_weights(index: Tensor) -> Tensor:
+    """(N, k) nearest images, the nearest first → (N, k) weights w; 0 if the other image does not have this one too."""
+    k = index.shape[1]
+    parts = []
+    for rows in torch.arange(len(index)).split(max(1, BLOCK // k**2)):
+        theirs = index[index[rows].long()]  # (B, k, k): the nearest images of the nearest images
+        same = theirs == rows[:, None, None].to(index.dtype)
+        back = torch.where(same.any(dim=2), same.to(torch.uint8).argmax(dim=2) + 1, k + 1)
+        rank = torch.maximum(back, torch.arange(1, k + 1))
+        parts.append((k + 1 - rank) / k)
+    return torch.cat(parts)
+
+
+def how_much_alone(index: Tensor, weight: Tensor, closed: Tensor) -> float:
+    """λ: the odds that two neighbours name different classes, twice. 1 if no image has a neighbour."""
+    total = float(weight.sum())
+    if total == 0:
+        return 1.0
+    agree = float((weight * (closed[index.long()] == closed[:, None])).sum()) / total
+    least, most = OWN_WEIGHT
+    return min(max(2 * (1 - agree) / max(agree, EDGE), least), most)
+
+
+def _own_values(scored: Scored, threshold: float) -> Tensor:
+    """(N, C + 1): class probabilities, and the unknown score moved so that the method's threshold is at ½."""
+    return torch.cat([scored.probabilities, around_half(scored.unknown, threshold)[:, None]], dim=1)
+
+
+def around_half(unknown: Tensor, threshold: float) -> Tensor:
+    """σ(logit u − logit t): the order stays, and the threshold comes to lie at ½."""
+    limit = torch.tensor(threshold).clamp(EDGE, 1 - EDGE)
+    return unknown if threshold == 0.5 else torch.sigmoid(unknown.logit(EDGE) - limit.logit())
+
+
+def _solve(index: Tensor, weight: Tensor, own_weight: float, own: Tensor) -> Tensor:
+    """q of the equation above, by conjugate gradients: (λ + Σ_j w) q − W q = λ p, a symmetric positive system."""
+    diagonal = own_weight + weight.sum(dim=1, keepdim=True)
+
+    def times(x: Tensor) -> Tensor:
+        return diagonal * x - F.embedding_bag(index, x, per_sample_weights=weight, mode="sum")
+
+    tiny = torch.finfo(own.dtype).tiny
+    q = own.clone()
+    rest = own_weight * own - times(q)
+    step = rest / diagonal
+    size = (rest * step).sum(dim=0)
+    for _ in range(MOST_ROUNDS):
+        if float((rest / diagonal).abs().max()) < STILL:
+            break
+        moved = times(step)
+        length = size / (step * moved).sum(dim=0).clamp(min=tiny)
+        q = q + length * step
+        rest = rest - length * moved
+        new_size = (rest * rest / diagonal).sum(dim=0)
+        step = rest / diagonal + new_size / size.clamp(min=tiny) * step
+        size = new_size
+    return q.clamp(0, 1)
+
+
+def _finished(spread: Tensor) -> tuple[Tensor, Tensor]:
+    """(N, C + 1) → class probabilities (N, C), and the unknown score (N,), to which disagreement adds."""
+    q, unknown = spread[:, :-1].float(), spread[:, -1].float()
+    probabilities = q / q.sum(dim=1, keepdim=True).clamp(min=EDGE)
+    if q.shape[1] == 1:  # one class: nothing to disagree about
+        return probabilities, unknown
+    disagreement = (entropy(probabilities) / math.log(q.shape[1])).clamp(max=1)
+    return probabilities, (unknown + disagreement) / 2
+
+
+def _sample(directions: Tensor, found: Nearest) -> tuple[Tensor, Nearest]:
+    """All images; above the limit, a random sample of them, with their nearest images among the sample."""
+    count, k = found.others.shape
+    if count <= LIMIT:
+        return torch.arange(count), found
+    rows = torch.from_numpy(generator(0, "kept images").choice(count, size=LIMIT, replace=False)).sort().values
+    return rows, nearest(directions[rows], min(k, default_neighbours(LIMIT)))
