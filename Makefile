@@ -26,6 +26,7 @@ format: $(READY)
 # tail_against_all.py and two_folders.py are apart: they need photos, and tens of minutes.
 bench: $(READY)
 	for script in data_path step freed_memory evaluation clustering growth two_runs pretext digests; do $(BIN)/python benchmarks/$$script.py || exit 1; done
+	$(BIN)/python benchmarks/together.py --sizes 10000 100000
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; assert sys.version_info >= (3, 11), 'unida needs Python 3.11 or newer: make PYTHON=python3.11'"

@@ -12,10 +12,11 @@ from lightning_fabric import Fabric
 from PIL import Image
 from torch import Tensor
 
-from unida.answering.alone import Answering, Answers, answer_pixels
+from unida.answering.alone import Answering, Answers, decide, score_pixels
 from unida.data.augment import Preprocess
 from unida.data.folders import scan
 from unida.data.pixels import Pixels, decode_in_memory
+from unida.errors import UserError
 from unida.methods.base import Method, Problem, Scores
 from unida.methods.source_only import SourceOnly
 from unida.methods.source_only_options import SourceOnlyOptions
@@ -30,7 +31,7 @@ def method() -> Method:
     """Random weights, with batch statistics of its own and a threshold that cuts its answers in two."""
     torch.manual_seed(0)
     backbone = create_backbone("test_resnet.r160_in1k", "none")
-    method = SourceOnly(backbone, Problem(num_classes=4), SourceOnlyOptions(threshold=0.9))
+    method = SourceOnly(backbone, Problem(num_classes=4), SourceOnlyOptions(rejection_threshold=0.9))
     with torch.no_grad():
         method.features(torch.randn(16, 3, 32, 32))
         method.closed.weight.mul_(20)
@@ -73,13 +74,18 @@ def fabric() -> Fabric:
     return Fabric(accelerator="cpu", devices=1)
 
 
+def answered(method: Method, pixels: Pixels, inputs: Preprocess, fabric: Any) -> Answers:
+    scored = score_pixels(method, pixels, inputs, fabric, visible=False)
+    return decide(scored.probabilities, scored.unknown, method.unknown_threshold)
+
+
 def assert_same(found: Answers, expected: Answers, count: int = COUNT) -> None:
     for field in FIELDS:
         torch.testing.assert_close(getattr(found, field), getattr(expected, field)[:count], rtol=1e-4, atol=1e-5)
 
 
 class Together:
-    """One of several processes of a group, played by threads: just what `answer_pixels` asks of Fabric."""
+    """One of several processes of a group, played by threads: just what `score_pixels` asks of Fabric."""
 
     def __init__(self, rank: int, processes: int) -> None:
         self.global_rank, self.world_size = rank, processes
@@ -108,15 +114,16 @@ class Gathering:
 def test_known_features_are_not_computed_again(
     method: Method, pixels: Pixels, inputs: Preprocess, fabric: Fabric, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the answers are those of a pass of its own, to the last bit."""
+    """And the scores are those of a pass of its own, to the last bit."""
     monkeypatch.setattr("unida.answering.alone.BATCH", 5)
-    expected = answer_pixels(method, pixels, inputs, fabric, visible=False)
+    expected = score_pixels(method, pixels, inputs, fabric, visible=False)
     with torch.no_grad():
         index = np.split(np.arange(len(pixels)), range(5, len(pixels), 5))
         features = torch.cat([method.features(inputs.test_view(pixels, part)) for part in index])
     monkeypatch.setattr(type(method), "features", None)
-    found = answer_pixels(method, pixels, inputs, fabric, visible=False, features=features)
-    assert all(torch.equal(getattr(found, field), getattr(expected, field)) for field in FIELDS)
+    found = score_pixels(method, pixels, inputs, fabric, visible=False, features=features)
+    for field in ("directions", "probabilities", "unknown"):
+        assert torch.equal(getattr(found, field), getattr(expected, field)), field
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 13, 64])
@@ -130,7 +137,7 @@ def test_batches_do_not_matter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("unida.answering.alone.BATCH", batch_size)
-    found = answer_pixels(method, pixels, inputs, fabric, visible=False)
+    found = answered(method, pixels, inputs, fabric)
     assert_same(found, one_by_one)
     assert found.prediction.dtype == found.closed.dtype == torch.int64
     assert found.probability.dtype == found.unknown_score.dtype == torch.float32
@@ -156,7 +163,7 @@ def test_every_process_ends_up_with_all_answers_in_order(
     def work(rank: int) -> None:
         together: Any = Together(rank, processes)
         try:
-            found[rank] = answer_pixels(method, some, inputs, together, visible=False)
+            found[rank] = answered(method, some, inputs, together)
         except BaseException as error:
             errors.append(error)
             gathering.barrier.abort()
@@ -179,13 +186,13 @@ def test_batch_statistics_are_left_alone_and_training_goes_on(
     before = {name: buffer.clone() for name, buffer in method.named_buffers()}
     method.train()
     try:
-        found = answer_pixels(method, pixels, inputs, fabric, visible=False)
+        found = answered(method, pixels, inputs, fabric)
         assert method.training and all(module.training for module in method.modules())
     finally:
         method.eval()
     assert_same(found, one_by_one)  # as in evaluation mode
     assert all(torch.equal(buffer, before[name]) for name, buffer in method.named_buffers())
-    assert not answer_pixels(method, pixels, inputs, fabric, visible=False).prediction.requires_grad
+    assert not answered(method, pixels, inputs, fabric).prediction.requires_grad
     assert not method.training  # a method that was not training stays so
 
 
@@ -220,3 +227,35 @@ def test_an_image_is_unknown_exactly_if_its_score_is_above_the_threshold(thresho
     assert (answers.prediction == 3).tolist() == [score > threshold for score in unknown.tolist()]
     assert answers.closed.tolist() == [0, 1, 2, 0, 1, 2, 0]
     assert torch.equal(answers.unknown_score, unknown)
+
+
+class Bad(Given):
+    """Features that a test has made up; the scores are fine."""
+
+    def __init__(self, features: Tensor) -> None:
+        super().__init__(Scores(torch.zeros(len(features), 3), torch.zeros(len(features))), 0.5)
+        self.bad = features
+
+    def features(self, images: Tensor) -> Tensor:
+        return self.bad
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_features_that_are_not_finite_have_no_direction(
+    pixels: Pixels, inputs: Preprocess, fabric: Fabric, value: float
+) -> None:
+    features = torch.ones(COUNT, 2)
+    features[4, 1] = value
+    with pytest.raises(UserError, match=r"^1 of 13 images have a score that is not finite: .*--lr$"):
+        score_pixels(Bad(features), pixels, inputs, fabric, visible=False)
+
+
+def test_directions_are_features_at_unit_length(pixels: Pixels, inputs: Preprocess, fabric: Fabric) -> None:
+    features = torch.from_numpy(np.random.default_rng(0).normal(size=(COUNT, 4))).float()
+    features[2] *= 1e4  # a long one is no nearer to others
+    features[3] = 0  # one without a direction is no error
+    directions = score_pixels(Bad(features), pixels, inputs, fabric, visible=False).directions
+    assert directions.dtype == torch.float16
+    expected = features.numpy() / np.maximum(np.linalg.norm(features.numpy(), axis=1, keepdims=True), 1e-9)
+    np.testing.assert_allclose(directions.numpy(), expected, atol=1e-3)
+    assert not directions[3].any()

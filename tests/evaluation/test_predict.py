@@ -3,6 +3,7 @@
 import csv
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from lightning_fabric import Fabric
 from PIL import Image
 
-from unida.answering.alone import Answers, answer_pixels
+from unida.answering.alone import Answers, Scored, decide, score_pixels
 from unida.data.augment import Preprocess
 from unida.data.folders import ImageFile, Skipped, scan
 from unida.data.images import ResizeMode
@@ -57,8 +58,9 @@ def files(tmp_path: Path) -> list[ImageFile]:
     return scan(folder)[0]
 
 
-def by_path(predictions: list[Prediction]) -> dict[str, Prediction]:
-    return {p.path: p for p in predictions}
+def alone(scored: Scored, digests: Sequence[str]) -> Answers:
+    assert len(scored) == len(digests)
+    return decide(scored.probabilities, scored.unknown, 0.5)
 
 
 @pytest.mark.parametrize("mode", ["squash", "short"])
@@ -73,10 +75,11 @@ def test_answers_are_those_of_the_cached_path(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(predict, "CHUNK", chunk)
-    found = predict_files(method, CLASSES, files, mode, 36, INPUTS, fabric, visible=False)
+    found = predict_files(method, CLASSES, files, mode, 36, INPUTS, fabric, alone, visible=False)
     assert not (tmp_path / "cache").exists()
     pixels = open_pixels(files, resize=mode, size=36, cache_dir=tmp_path / "cache")
-    cached = name_answers(answer_pixels(method, pixels, INPUTS, fabric, visible=False), pixels, CLASSES)
+    scored = score_pixels(method, pixels, INPUTS, fabric, visible=False)
+    cached = name_answers(alone(scored, [file.digest for file in pixels.files]), pixels, CLASSES)
     assert len(found) == len(cached) == 9
     assert len({p.label for p in found}) > 1
     for ours, theirs in zip(found, cached, strict=True):
@@ -97,18 +100,18 @@ def test_memory_stays_flat(
 
     monkeypatch.setattr(predict, "CHUNK", 4)
     monkeypatch.setattr(predict, "decode_in_memory", counted)
-    predict_files(method, CLASSES, files, "squash", 36, INPUTS, fabric, visible=False)
+    predict_files(method, CLASSES, files, "squash", 36, INPUTS, fabric, alone, visible=False)
     assert chunks == [4, 4, 3]
 
 
 def test_no_files_no_answers(method: Method, fabric: Fabric) -> None:
-    found = predict_files(method, CLASSES, [], "squash", 36, INPUTS, fabric, visible=False)
+    found = predict_files(method, CLASSES, [], "squash", 36, INPUTS, fabric, alone, visible=False)
     assert found == [] and found.skipped == []
 
 
 def test_files_that_all_fail_are_all_skipped(method: Method, fabric: Fabric, files: list[ImageFile]) -> None:
     bad = [file for file in files if file.path.name in ("torn.jpg", "empty.png")]
-    found = predict_files(method, CLASSES, bad, "squash", 36, INPUTS, fabric, visible=False)
+    found = predict_files(method, CLASSES, bad, "squash", 36, INPUTS, fabric, alone, visible=False)
     assert found == []
     assert {Path(s.path).name: s.reason for s in found.skipped}["empty.png"] == "empty file"
 

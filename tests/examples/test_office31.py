@@ -90,7 +90,7 @@ def test_the_papers_average_is_not_shown_beside_a_part_of_its_pairs() -> None:
 def test_finished_runs_are_read_and_their_csv_gives_the_same_tables(tmp_path: Path, script: Script) -> None:
     for name, hos in {"AD-unida-dcc-0": 0.612345678, "AD-unida-dcc+spa-0": 0.7, "AD-osda-dcc-1": 0.8}.items():
         (tmp_path / name).mkdir()
-        content = {"last_step": dict.fromkeys(MEASURED, hos), "cost": {"seconds": 12.0}}
+        content = {"alone": {"method": dict.fromkeys(MEASURED, hos)}, "cost": {"seconds": 12.0}}
         (tmp_path / name / "metrics.json").write_text(json.dumps(content))
     (tmp_path / "AW-unida-dcc-0").mkdir()  # not finished
     words = ["--root", "nowhere", "--out", tmp_path, "--only-finished", "--methods", "dcc", "dcc+spa", "--with-paper"]

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import readme_table
+import together
 from office31_tables import MEASURED, PAIRS, write_rows
 from readme_table import BEGIN, END
 from scripts import Script
@@ -26,29 +27,47 @@ def results(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_table_is_drawn_and_drawn_again_is_the_same(tmp_path: Path, results: Path, script: Script) -> None:
+@pytest.fixture
+def in_groups(tmp_path: Path) -> Path:
+    """ovanet, UniDA, one seed: 0.8 together with the found threshold, less in the other ways."""
+    rows = [
+        {"setting": "unida", "pair": pair, "seed": 0, "method": f"ovanet, {mode}", "way": way, "threshold": threshold}
+        | dict.fromkeys(together.MEASURED, 0.8 if (mode, way, threshold) == ("tail", "together", "auto") else 0.1)
+        for pair in PAIRS
+        for mode in ("tail", "head")
+        for way, threshold in together.WAYS
+    ]
+    together.write_rows(rows, tmp_path / "together.csv")
+    return tmp_path / "together.csv"
+
+
+def test_the_table_is_drawn_and_drawn_again_is_the_same(
+    tmp_path: Path, results: Path, in_groups: Path, script: Script
+) -> None:
     readme = tmp_path / "README.md"
     readme.write_text(f"{HEAD}{BEGIN}\nwhat was there\n{END}{TAIL}", encoding="utf-8")
-    answer = script(readme_table, "--results", results, "--readme", readme)
+    answer = script(readme_table, "--results", results, "--together", in_groups, "--readme", readme)
     assert (answer.code, answer.out.split(":")[0]) == (0, "changed")
     drawn = readme.read_text(encoding="utf-8")
     assert drawn.startswith(HEAD + BEGIN) and drawn.endswith(END + TAIL)
     assert drawn.removeprefix(HEAD + BEGIN).removesuffix(END + TAIL).strip().splitlines() == [
-        "| method | HOS, UniDA | HOS, OSDA |",
-        "|---|---|---|",
-        "| ovanet | 55.0 ± 7.1 | not measured |",
-        "| dcc | 65.0 (1 seed) | not measured |",
+        "| method | UniDA, alone | UniDA, together | OSDA, alone | OSDA, together |",
+        "|---|---|---|---|---|",
+        "| ovanet | 55.0 ± 7.1 | 80.0 (1 seed) | not measured | not measured |",
+        "| dcc | 65.0 (1 seed) | not measured | not measured | not measured |",
     ]
-    again = script(readme_table, "--results", results, "--readme", readme)
+    again = script(readme_table, "--results", results, "--together", in_groups, "--readme", readme)
     assert again.out.startswith("as it was")
     assert readme.read_text(encoding="utf-8") == drawn
 
 
 @pytest.mark.parametrize("text", ["no marker", BEGIN, f"{END}\n{BEGIN}", f"{BEGIN}{END}{BEGIN}{END}"])
-def test_a_readme_without_the_two_markers_is_refused(tmp_path: Path, results: Path, script: Script, text: str) -> None:
+def test_a_readme_without_the_two_markers_is_refused(
+    tmp_path: Path, results: Path, in_groups: Path, script: Script, text: str
+) -> None:
     readme = tmp_path / "README.md"
     readme.write_text(text, encoding="utf-8")
-    answer = script(readme_table, "--results", results, "--readme", readme)
+    answer = script(readme_table, "--results", results, "--together", in_groups, "--readme", readme)
     assert answer.code == 2 and str(readme) in answer.err and BEGIN in answer.err
     assert readme.read_text(encoding="utf-8") == text
 
@@ -61,4 +80,5 @@ def test_a_missing_csv_is_named(tmp_path: Path, script: Script) -> None:
 def test_the_projects_own_readme_shows_its_own_csv(repository: Path) -> None:
     text = (repository / "README.md").read_text(encoding="utf-8")
     rows = readme_table.read_rows(repository / "docs" / "office31.csv")
-    assert readme_table.with_table(text, readme_table.summary(rows)) == text
+    together_rows = readme_table.read_together(repository / "docs" / "together.csv")
+    assert readme_table.with_table(text, readme_table.summary(rows, together_rows)) == text

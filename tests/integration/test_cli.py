@@ -76,6 +76,7 @@ def test_the_run_folder_holds_what_it_promises_and_nothing_else(finished: Path) 
         "metrics.jsonl",
         "checkpoint/model.safetensors",
         "checkpoint/resume.safetensors",
+        "checkpoint/target.safetensors",
         "predictions.csv",
         "metrics.json",
         "answers.png",
@@ -172,6 +173,9 @@ def test_evaluate_in_a_process_of_its_own(finished: Path, shell: Any, tmp_path: 
     )
     assert again["metrics"] == pytest.approx(first["last_step"])
     assert again["confusion"] == first["confusion"]
+    assert again["alone"] == pytest.approx(first["alone"]["method"])
+    assert re.search(r"^answered together, 2 neighbours; unknown above 0\.", answer.out, re.MULTILINE)
+    assert answer.out.splitlines()[-1].startswith("each image alone, with the method's own threshold: HOS ")
     for name in (*METRIC_NOTES, "star", "key"):
         assert re.search(rf"^ +{name} ", answer.out, re.MULTILINE)
 
@@ -181,9 +185,11 @@ def test_predict_in_a_process_of_its_own(finished: Path, glyphs: GlyphFolders, s
     assert answer.code == 0, answer.err
     assert answer.err == ""
     rows, first = rows_of(tmp_path / "new" / "answers.csv"), rows_of(finished / "predictions.csv")
-    assert [(row["path"], row["label"]) for row in rows] == [(row["path"], row["label"]) for row in first]
+    assert rows == first
     unknown = sum(row["label"] == "unknown" for row in rows)
-    assert answer.out == f"20 images, {unknown} of them unknown; answers are in {tmp_path / 'new' / 'answers.csv'}\n"
+    said, rule = answer.out.splitlines()
+    assert said == f"20 images, {unknown} of them unknown; answers are in {tmp_path / 'new' / 'answers.csv'}"
+    assert rule.startswith("answered together, 2 neighbours; unknown above 0.")
 
 
 def test_a_run_needs_its_own_folder_alone(work: Path, adapt_words: AdaptWords, cli: Any) -> None:
@@ -226,7 +232,7 @@ def test_unlabelled_target_gets_answers_and_no_metrics(
     options = [word for pair in tiny.items() for word in pair]
     answer = cli(["adapt", *folders, *options, "--method", "source-only"])
     assert answer.code == 0, answer.err
-    assert json.loads((tmp_path / "run/metrics.json").read_text()).keys() == {"cost"}
+    assert json.loads((tmp_path / "run/metrics.json").read_text()).keys() == {"cost", "answering"}
     assert len(rows_of(tmp_path / "run/predictions.csv")) == 20
     assert load_config(tmp_path / "run/config.yaml").method.rejection == "entropy"
 

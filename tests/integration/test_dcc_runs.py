@@ -22,7 +22,7 @@ from tiny_runs import (
 )
 
 import unida
-from unida.answering.alone import answer_pixels
+from unida.answering.alone import score_pixels
 from unida.data.glyphs import GlyphFolders, write_glyphs
 from unida.methods.base import Sweep
 from unida.methods.dcc import DCC
@@ -85,9 +85,9 @@ def test_clustering_and_evaluation_share_a_pass_over_the_target(
 
     def noted(*arguments: Any, features: torch.Tensor | None = None, **options: Any) -> Any:
         shared.append(features is not None)
-        return answer_pixels(*arguments, features=features, **options)
+        return score_pixels(*arguments, features=features, **options)
 
-    monkeypatch.setattr(pipeline, "answer_pixels", noted)
+    monkeypatch.setattr(pipeline, "score_pixels", noted)
     assert run_here(arguments(folders, tmp_path / "run", eval_every=6)) == 0
     assert run_here(arguments(folders, tmp_path / "apart", eval_every=4)) == 0
     assert (shared[:3], shared[3:]) == ([True, True, True], [False, False, True, True])

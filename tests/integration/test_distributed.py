@@ -6,6 +6,7 @@ Everything else is the same up to the order of sums.
 """
 
 import csv
+import json
 import os
 import signal
 import subprocess
@@ -95,6 +96,14 @@ def test_two_processes_train_and_answer_as_one(folders: GlyphFolders, alone: Pat
     assert {path: label for path, (label, _, _) in ours.items()} == {p: label for p, (label, _, _) in expected.items()}
     for path in ours:
         assert ours[path][1:] == pytest.approx(expected[path][1:], abs=2e-3)
+
+    def of_answers(run: Path) -> dict[str, Any]:
+        content = json.loads((run / "metrics.json").read_text())
+        return {name: content[name] for name in ("alone", "together")} | {"found": content["answering"].pop("found")}
+
+    for name, by_name in of_answers(run).items():  # every way of answering, and the threshold that is found
+        for rule, numbers in by_name.items():
+            assert numbers == pytest.approx(of_answers(alone)[name][rule], abs=2e-3), (name, rule)
 
     # one process speaks, one writes
     assert printed.count("source: 21 images of 3 classes; target: 21 images") == 1

@@ -53,7 +53,7 @@ def test_sigterm_outside_the_loop_says_how_to_continue(
     slow = f"""
 import sys, time
 from unida.runs import pipeline
-name = {"open_domains" if moment == "reading" else "answer_pixels"!r}
+name = {"open_domains" if moment == "reading" else "score_pixels"!r}
 work = getattr(pipeline, name)
 def slowly(*arguments, **options):
     print("now", flush=True)
@@ -239,7 +239,7 @@ def test_out_of_memory_is_the_users_to_change(
     def refuse(*arguments: Any, **options: Any) -> None:
         raise RuntimeError("[enforce fail at alloc_cpu.cpp:125] DefaultCPUAllocator: can't allocate memory: 1 bytes")
 
-    monkeypatch.setattr("unida.runs.pipeline.answer_pixels", refuse)
+    monkeypatch.setattr("unida.runs.pipeline.score_pixels", refuse)
     assert "out of memory: lower --batch-size" in one_line(cli(adapt_words({})))
 
 

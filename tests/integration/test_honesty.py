@@ -1,7 +1,9 @@
 """Target labels cannot reach training: there is no way from them to it, and no trace of them in the weights."""
 
 import ast
+import csv
 import dataclasses
+import hashlib
 import importlib.util
 import json
 import pkgutil
@@ -86,6 +88,11 @@ def train(source: Path, target: Path, out: Path, **changes: Any) -> Path:
     return out
 
 
+def answering(run: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((run / "metrics.json").read_text())
+    return content["answering"]  # type: ignore[no-any-return]
+
+
 def train_lines(run: Path) -> list[dict[str, Any]]:
     return [line for line in lines_of(run) if line["kind"] == "train"]
 
@@ -101,6 +108,12 @@ def assert_same_weights(run: Path, other: Path) -> None:
 SPA = {"spa": True, "spa.vocabulary": 16, "spa.pretext": "on", "spa.pool": 64, "spa.bins": "auto"}
 
 
+def answers_by_content(run: Path) -> dict[str, tuple[str, ...]]:
+    with (run / "predictions.csv").open(newline="") as file:
+        rows = list(csv.reader(file))[1:]
+    return {hashlib.sha256(Path(path).read_bytes()).hexdigest(): tuple(answer) for path, *answer in rows}
+
+
 @pytest.mark.parametrize(
     "choices",
     [
@@ -110,7 +123,7 @@ SPA = {"spa": True, "spa.vocabulary": 16, "spa.pretext": "on", "spa.pool": 64, "
         pytest.param({"train": "tail", **SPA, "spa.preset": "paper"}, id="tail with SPA"),
     ],
 )
-def test_names_of_target_folders_change_no_weight(
+def test_names_of_target_folders_change_no_weight_and_no_answer(
     folders: GlyphFolders, tmp_path: Path, choices: dict[str, Any]
 ) -> None:
     options = {"eval_every": 3, "oracle_best": True, **choices}
@@ -120,6 +133,8 @@ def test_names_of_target_folders_change_no_weight(
         target = renamed(folders.target, tmp_path / how / "target", names)
         run = train(folders.source, target, tmp_path / how / "run", **options)
         assert_same_weights(run, first)
+        assert answers_by_content(run) == answers_by_content(first)
+        assert answering(run) == answering(first)  # neighbours, and the threshold that was found
         results.append(last_step(run))
     assert all(result != results[0] for result in results[1:])  # evaluation did read the names
 

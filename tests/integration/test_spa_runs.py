@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from tiny_runs import adapt_arguments, all_weights, lines_of, run_here
 
 import unida
+from unida.answering.target import Rule
 from unida.config import Config, complete, config_from_options, config_from_yaml, config_to_yaml
 from unida.data.glyphs import GlyphFolders, write_glyphs
 from unida.methods import METHODS
@@ -247,7 +248,7 @@ def test_a_model_file_gives_the_same_scores(method: str, preset: str, tmp_path: 
         for tensor in (*made.parameters(), *made.buffers()):
             if tensor.is_floating_point():
                 tensor.add_(0.05 * torch.rand(tensor.shape))
-    save_model(tmp_path / "model.safetensors", made, config, ("a", "b", "c"))
+    save_model(tmp_path / "model.safetensors", made, config, ("a", "b", "c"), Rule(0, 0.5, "method"))
     before = torch.random.get_rng_state()
     loaded, info = load_model(tmp_path / "model.safetensors")
     assert torch.equal(torch.random.get_rng_state(), before)  # whoever loads a model has draws of his own

@@ -91,7 +91,7 @@ def test_a_target_without_labels_is_measured_without_metrics(glyphs: GlyphFolder
     assert [line.keys() for line in lines] == [{"step", "kind", "dis"}] * 2
     said = (tmp_path / "run" / "log.txt").read_text()
     assert f"step 2: DIS {lines[0]['dis']:.3f}\n" in said
-    assert json.loads((tmp_path / "run" / "metrics.json").read_text()).keys() == {"cost", "measures"}
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text()).keys() == {"cost", "answering", "measures"}
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from few_steps import COMPLETE, Batches, decided, losses_of, phases_of, take_ste
 from tiny_dcc import CLASSES, NECK, USUAL, clustered, made_up, scene, wanted, with_extras
 from torch import Tensor, nn
 
+from unida.answering.target import Rule
 from unida.config import complete, config_from_options
 from unida.methods.base import Problem
 from unida.methods.build import build_method
@@ -148,7 +149,7 @@ def test_a_model_file_answers_as_the_method_did(tmp_path: Path, spa: str | None)
     with torch.no_grad():
         method.train().features(images)  # statistics that are not those of a fresh one
         expected = method.eval().score(method.features(images))
-        save_model(tmp_path / "m.safetensors", method, config, ("a", "b", "c", "d"))
+        save_model(tmp_path / "m.safetensors", method, config, ("a", "b", "c", "d"), Rule(0, 0.5, "method"))
         loaded, _ = load_model(tmp_path / "m.safetensors")
         found = loaded.score(loaded.features(images))
     assert torch.equal(found.logits, expected.logits) and torch.equal(found.unknown, expected.unknown)

@@ -85,7 +85,7 @@ def test_answers_do_not_depend_on_the_pretext_task(name: str, preset: str, batch
 
 def test_the_threshold_is_the_methods_own() -> None:
     under = METHODS["source-only"]
-    options = under.Options(threshold=0.8)
+    options = under.Options(rejection_threshold=0.8)
     spa = resolve(SPAOptions(spa=True, spa_vocabulary=WORDS))
     method = build_method("source-only", make_backbone(), Problem(CLASSES), options, spa)
     assert isinstance(method, SPA) and method.unknown_threshold == 0.8

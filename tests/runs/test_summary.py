@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from unida.answering.alone import Answers
+from unida.answering.alone import Scored
+from unida.answering.options import AnsweringOptions
+from unida.answering.target import Rule, TargetAnswers
 from unida.config import Config, config_from_options
 from unida.data.domains import Source, Target
 from unida.data.folders import Skipped
@@ -119,8 +121,10 @@ def test_metrics_json_of_a_labelled_target(tmp_path: Path, result: OpenSetResult
     }  # fmt: skip
     assert content["confusion"] == result.confusion.tolist()
     assert "oracle_best" not in content  # only when asked for
-    assert json.loads(result_json(result)) == {
+    alone = result._replace(hos=0.25)
+    assert json.loads(result_json(result, alone)) == {
         "metrics": content["last_step"],
+        "alone": {**content["last_step"], "hos": 0.25},
         "per_class": content["per_class"],
         "confusion": content["confusion"],
     }
@@ -129,6 +133,19 @@ def test_metrics_json_of_a_labelled_target(tmp_path: Path, result: OpenSetResult
 def test_metrics_json_of_an_unlabelled_target_holds_no_metric(tmp_path: Path) -> None:
     write_metrics(tmp_path, None, COST, made_up())
     assert json.loads((tmp_path / "metrics.json").read_text()) == {"cost": COST}
+
+
+def test_metrics_json_says_how_images_were_answered_and_compares_the_ways(
+    tmp_path: Path, result: OpenSetResult
+) -> None:
+    worse = result._replace(hos=0.25)
+    compared = {"alone": {"method": worse, "auto": result}, "together": {"method": result, "auto": worse}}
+    rule = Rule(3, 0.4, "user")
+    write_metrics(tmp_path, result, COST, made_up(), compared=compared, rule=rule)
+    content = json.loads((tmp_path / "metrics.json").read_text())
+    assert content["answering"] == {"neighbours": 3, "threshold": 0.4, "chosen": "user", "found": None}
+    assert content["alone"] == {"method": worse.scalars(), "auto": result.scalars()}
+    assert content["together"] == {"method": result.scalars(), "auto": worse.scalars()}
 
 
 def test_what_does_not_exist_is_null_in_json(tmp_path: Path, closed_result: OpenSetResult) -> None:
@@ -215,20 +232,27 @@ def test_the_start_says_what_is_trained_on_what(caplog: pytest.LogCaptureFixture
 
 @pytest.mark.parametrize("labelled", [True, False])
 def test_the_end_says_what_came_of_it(caplog: pytest.LogCaptureFixture, result: OpenSetResult, labelled: bool) -> None:
-    nothing = torch.empty(0)
-    answers = Answers(torch.tensor([0, 2, 1, 1, 2, 0]), nothing, nothing, nothing)
+    best, unknown = torch.tensor([0, 0, 1, 1, 0, 0]), torch.tensor([0.1, 0.9, 0.1, 0.1, 0.8, 0.5])
+    scored = Scored(torch.zeros(6, 2, dtype=torch.float16), torch.eye(2)[best], unknown)
+    answered = TargetAnswers(scored, 0.5, AnsweringOptions(neighbours=0, threshold="method"))
+    worse = result._replace(hos=0.25)
+    compared = {"alone": {"method": worse, "auto": result}} if labelled else {}
     with caplog.at_level(logging.INFO, logger="unida"):
-        describe_end(Path("runs/a"), result if labelled else None, answers, COST, unknown=2)
-    assert caplog.messages[0] == "2 of 6 target images are unknown"
+        describe_end(Path("runs/a"), result if labelled else None, answered, compared, COST)
+    assert caplog.messages[0] == "answered each image alone; unknown above 0.500 (the method's own)"
+    assert caplog.messages[1] == "2 of 6 target images are unknown"
     assert caplog.messages[-1] == "123 images/s, peak memory 1.50 GiB, 1 min 15 s; results are in runs/a"
-    assert len(caplog.messages) == (3 if labelled else 2)
-    assert not labelled or "hos " in caplog.messages[1]
+    assert len(caplog.messages) == (5 if labelled else 3)
+    if labelled:
+        assert "hos " in caplog.messages[2]
+        ways = "alone with threshold method 25.0, alone with threshold auto 60.0"
+        assert caplog.messages[3] == f"HOS by way of answering: {ways} (compare the first with papers)"
 
 
 def test_every_method_is_described_with_its_options() -> None:
     text = "\n".join(method_lines())
     for method in METHODS.values():
         assert f"\n{method.name}\n  {method.title}\n  paper:    {method.paper}\n" in "\n" + text
-    assert "  options:  --rejection entropy, --threshold 0.5; --lr 0.01, with a GPU --steps 10000\n" in text
+    assert "  options:  --rejection entropy, --rejection-threshold 0.5; --lr 0.01, with a GPU --steps 10000\n" in text
     assert "  options:  --entropy-weight 0.1; --lr 0.01, with a GPU --steps 10000\n" in text
     assert "--repeat-classes (off), --unused-logits 0, --warm-up 0; --lr 0.001, with a GPU --steps 3000\n" in text

@@ -31,10 +31,9 @@ class Answered:
         return {row.tobytes(): place for place, row in enumerate(self.digests.numpy())}
 
     def answer(self, scored: Scored, digests: Sequence[str], rule: Rule) -> Answers:
-        """An image of the run's own target has the answer it had. A new one joins by its neighbours."""
-        if self.kept is None:
-            return decide(scored.probabilities, scored.unknown, rule.threshold)
-        fresh = decide(*self.kept.join(scored), rule.threshold)
+        """An image of the run's own target has the answer it had. A new one joins by its neighbours, or is alone."""
+        scores = (scored.probabilities, scored.unknown) if self.kept is None else self.kept.join(scored)
+        fresh = decide(*scores, rule.threshold)
         found = torch.tensor([self._places.get(bytes.fromhex(digest), -1) for digest in digests])
         is_old, at = found >= 0, found.clamp(min=0)
 

@@ -78,7 +78,8 @@ def _nearest_in_cells(points: Tensor, k: int) -> Nearest:
     home = _closest(points, centres)
     sizes = torch.bincount(home, minlength=len(centres))
     members = home.argsort(stable=True).split(sizes.tolist())
-    near = (centres @ centres.T).argsort(dim=1, descending=True)  # cells, the nearest first
+    between = (centres @ centres.T).fill_diagonal_(math.inf)  # or rounding may put another centre before a cell's own
+    near = between.argsort(dim=1, descending=True)  # cells, the nearest first
     index = torch.empty(len(points), k, dtype=torch.int32)
     cosine = torch.empty(len(points), k)
     for cell, rows in enumerate(members):

@@ -1,13 +1,13 @@
 """The options that say how target images are answered."""
 
-import math
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Final, Literal
 
 from unida.errors import UserError
 from unida.support.options import check_numbers, shown
 
-AUTO, METHOD = "auto", "method"
+AUTO: Final = "auto"
+METHOD: Final = "method"
 MOST_NEIGHBOURS = 1000
 
 
@@ -15,10 +15,10 @@ MOST_NEIGHBOURS = 1000
 class AnsweringOptions:
     neighbours: Annotated[int | None, shown("K", "(default: by the number of images; 1,000 images: 11)")] = None
     """Answer the target's images together: the K nearest images of each have a say. 0: answer each image alone."""
-    threshold: Annotated[str, shown("auto|method|FLOAT")] = AUTO
+    threshold: Annotated[float | Literal["auto", "method"], shown("auto|method|FLOAT")] = AUTO
     """Call an image unknown if its unknown score is above this. auto: found on the target, without labels. method: the
     rule of the method's paper."""
-    unknown_share: Annotated[float | None, shown("FLOAT", "(default: unknown to us too)")] = None
+    unknown_share: Annotated[float | None, shown("FLOAT", "(default: not known)")] = None
     """Call this share of the target unknown, 0.1 for a tenth, if you know it."""
     no_unknown: bool = False
     """Call nothing unknown: every class of the target is in the source (closed-set and partial adaptation)."""
@@ -26,17 +26,10 @@ class AnsweringOptions:
     def check(self) -> None:
         check_numbers(self, "neighbours", least=0, most=MOST_NEIGHBOURS)
         check_numbers(self, "unknown_share", least=0, most=1)
-        if self.threshold not in (AUTO, METHOD) and not 0 <= _number(self.threshold) <= 1:
+        if not isinstance(self.threshold, str) and not 0 <= self.threshold <= 1:
             raise UserError(f"--threshold is {self.threshold}: it must be auto, method, or a number from 0 to 1")
         if self.no_unknown and self.unknown_share is not None:
             raise UserError("--no-unknown and --unknown-share exclude each other: leave one out")
         if self.threshold != AUTO and (self.no_unknown or self.unknown_share is not None):
             name = "--no-unknown" if self.no_unknown else "--unknown-share"
             raise UserError(f"{name} has no effect with --threshold {self.threshold}: leave one out")
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan

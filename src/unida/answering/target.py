@@ -5,10 +5,8 @@ from typing import Any, Literal
 
 from unida.answering.alone import Answers, Scored, decide
 from unida.answering.options import AUTO, METHOD, AnsweringOptions
-from unida.answering.threshold import Found, find_threshold
-from unida.answering.together import Kept, Together, default_neighbours, spread_scores
-
-PUBLISHED = 0.5  # the method's own threshold, for scores that were spread
+from unida.answering.threshold import Found, find_threshold, threshold_of_share
+from unida.answering.together import PUBLISHED, Kept, Together, default_neighbours, spread_scores
 
 
 @dataclass(frozen=True)
@@ -96,17 +94,11 @@ class TargetAnswers:
         if options.no_unknown:
             return Rule(k, 1.0, "no-unknown")  # no score is above 1
         if options.unknown_share is not None:
-            return Rule(k, self._of_share(options.unknown_share), "share")
+            scores = self.scored if self.together is None else self.together
+            return Rule(k, threshold_of_share(scores.unknown, options.unknown_share), "share")
         if options.threshold == AUTO:
             found = self._found(k > 0)
             return Rule(k, found.threshold, "auto", found)
         if options.threshold == METHOD:
             return Rule(k, PUBLISHED if k else self.published, "method")
-        return Rule(k, float(options.threshold), "user")
-
-    def _of_share(self, share: float) -> float:
-        """The threshold that so many images of the target lie above."""
-        scores = self.scored.unknown if self.together is None else self.together.unknown
-        unknown = round(share * len(scores))
-        falling = scores.sort(descending=True).values
-        return float(falling[unknown]) if unknown < len(scores) else -1.0
+        return Rule(k, options.threshold, "user")

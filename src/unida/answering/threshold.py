@@ -4,7 +4,8 @@
     x is known ~ N(μ_K, σ_K) or unknown ~ N(μ_U, σ_U), with shares 1 − π and π: fitted by EM
     before any image is seen: μ_K = −1.1, σ_K = 1, μ_U = 0.9, σ_U = 0.6, as if n images of each kind had said so,
         n = 30 + N/20
-    threshold: where the two densities are equal, whatever π is
+    threshold: where the two densities are equal, whatever π is; but if there may be no unknown image at all, at
+        most as many images are called unknown as may be
 
 - The prior's own threshold is the published rule. With few images, or where one kind is missing, it stays near it.
 - Densities are compared, not densities times shares: a rare unknown image is worth as much as a common known one, which
@@ -52,7 +53,7 @@ class Found:
         span = f"{100 * self.lowest:.0f} to {100 * self.highest:.0f} %"
         if self.is_clear:
             return f"two clear groups: about {100 * self.share:.0f} % of the target is unknown ({span})"
-        return f"no clear group of unknown images: {span} of the target may be unknown"
+        return f"no clear groups: {span} of the target may be unknown"
 
     def plain(self) -> dict[str, Any]:
         return asdict(self)
@@ -71,8 +72,16 @@ def find_threshold(unknown: Tensor, published: float = 0.5, alike: float = 1.0) 
     means, widths, share = fit(x)
     threshold = float(torch.sigmoid(torch.tensor(equal_densities(means, widths) + limit)))
     lowest, highest = believed_shares(x, means, widths, alike)
+    if lowest == 0:  # perhaps nothing is unknown: do no harm
+        threshold = max(threshold, threshold_of_share(unknown, highest))
     distance = float((means[1] - means[0]) / (widths.square().mean().sqrt()))
-    return Found(threshold, share, lowest, highest, distance >= APART and lowest > 0)
+    return Found(threshold, share, lowest, highest, distance >= APART and lowest > 0 and highest < 1)
+
+
+def threshold_of_share(unknown: Tensor, share: float) -> float:
+    """The threshold that this share of the scores lies above; equal scores count as below."""
+    falling, count = unknown.sort(descending=True).values, round(share * len(unknown))
+    return float(falling[count]) if count < len(falling) else -1.0
 
 
 def fit(x: Tensor) -> tuple[Tensor, Tensor, float]:

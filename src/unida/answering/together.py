@@ -4,8 +4,12 @@
     r(i, j): j is the r-th nearest image of i, or i the r-th nearest of j; the larger of the two ranks
     w(i, j) = 1 − (r − 1)/k up to r = k, else 0                  images have a say if each is near the other
     λ = 2 (1 − h)/h                                              h: share of pairs (by w) that name the same class
-    q(i) = (λ p(i) + Σ_j w(i, j) q(j)) / (λ + Σ_j w(i, j))       for class probabilities and for the unknown score
-    unknown score = ½ (unknown score spread so + entropy of q / log C)
+    q(i) = (λ p(i) + Σ_j w(i, j) q(j)) / (λ + Σ_j w(i, j))       p: the image's class probabilities
+    v(i), u(i): the same for its vote (1 for its best class, 0 for the others) and for its unknown score
+    unknown score = ⅓ (u + entropy of q / log C + entropy of v / log C)
+
+The last two are high where neighbours name different classes. Votes do not depend on how sure of itself a classifier
+is, which differs from one method and one source to the next.
 
 An image counts as λ neighbours in its own answer: few where neighbours agree, many where they do not, so the data say
 how far to spread. Both ranks must be small: a lone image of a known class, with unknown ones around it, is near none of
@@ -26,6 +30,7 @@ from unida.answering.neighbours import Nearest, nearest
 from unida.losses.entropy import entropy
 from unida.support.random import generator
 
+PUBLISHED = 0.45  # where the method's own threshold, ½, comes to lie: votes agree more than probabilities do
 LIMIT = 20_000  # images that are kept for new ones to join; above, a random sample of them
 OWN_WEIGHT = (0.1, 10.0)  # limits of λ
 STILL = 1e-5  # a change that is none
@@ -39,7 +44,7 @@ class Together:
     """Scores after all images had their say."""
 
     probabilities: Tensor  # (N, C) float32
-    unknown: Tensor  # (N,) float32 in 0…1; the method's own threshold is at ½
+    unknown: Tensor  # (N,) float32 in 0…1; PUBLISHED is the method's own threshold
     kept: "Kept"
 
 
@@ -49,7 +54,7 @@ class Kept:
 
     centre: Tensor  # (d,) mean of the target's directions
     directions: Tensor  # (M, d) float16, centred
-    spread: Tensor  # (M, C + 1) float16: q, and the spread unknown score
+    spread: Tensor  # (M, 2C + 1) float16: q, v and u
     cosines: Tensor  # (M, k) float16, to its nearest images, falling
     own_weight: float  # λ
     threshold: float  # the method's own, for its unknown score
@@ -127,8 +132,10 @@ def how_much_alone(index: Tensor, weight: Tensor, closed: Tensor) -> float:
 
 
 def _own_values(scored: Scored, threshold: float) -> Tensor:
-    """(N, C + 1): class probabilities, and the unknown score moved so that the method's threshold is at ½."""
-    return torch.cat([scored.probabilities, around_half(scored.unknown, threshold)[:, None]], dim=1)
+    """(N, 2C + 1): class probabilities, the vote, and the unknown score, moved so that its threshold is at ½."""
+    probabilities = scored.probabilities
+    vote = F.one_hot(probabilities.argmax(dim=1), probabilities.shape[1]).to(probabilities.dtype)
+    return torch.cat([probabilities, vote, around_half(scored.unknown, threshold)[:, None]], dim=1)
 
 
 def around_half(unknown: Tensor, threshold: float) -> Tensor:
@@ -140,9 +147,12 @@ def around_half(unknown: Tensor, threshold: float) -> Tensor:
 def _solve(index: Tensor, weight: Tensor, own_weight: float, own: Tensor) -> Tensor:
     """q of the equation above, by conjugate gradients: (λ + Σ_j w) q − W q = λ p, a symmetric positive system."""
     diagonal = own_weight + weight.sum(dim=1, keepdim=True)
+    has_say = weight > 0  # often fewer than half: the others need no look
+    others, says, count = index[has_say], weight[has_say], has_say.sum(dim=1)
+    start = (count.cumsum(0) - count).to(others.dtype)
 
     def times(x: Tensor) -> Tensor:
-        return diagonal * x - F.embedding_bag(index, x, per_sample_weights=weight, mode="sum")
+        return diagonal * x - F.embedding_bag(others, x, start, per_sample_weights=says, mode="sum")
 
     tiny = torch.finfo(own.dtype).tiny
     q = own.clone()
@@ -163,13 +173,14 @@ def _solve(index: Tensor, weight: Tensor, own_weight: float, own: Tensor) -> Ten
 
 
 def _finished(spread: Tensor) -> tuple[Tensor, Tensor]:
-    """(N, C + 1) → class probabilities (N, C), and the unknown score (N,), to which disagreement adds."""
-    q, unknown = spread[:, :-1].float(), spread[:, -1].float()
-    probabilities = q / q.sum(dim=1, keepdim=True).clamp(min=EDGE)
-    if q.shape[1] == 1:  # one class: nothing to disagree about
-        return probabilities, unknown
-    disagreement = (entropy(probabilities) / math.log(q.shape[1])).clamp(max=1)
-    return probabilities, (unknown + disagreement) / 2
+    """(N, 2C + 1) → class probabilities (N, C), and the unknown score (N,), to which disagreement adds."""
+    classes = spread.shape[1] // 2
+    q, vote, unknown = (part.float() for part in spread.split([classes, classes, 1], dim=1))
+    probabilities, shares = (part / part.sum(dim=1, keepdim=True).clamp(min=EDGE) for part in (q, vote))
+    if classes == 1:  # nothing to disagree about
+        return probabilities, unknown[:, 0]
+    disagreement = (entropy(probabilities) + entropy(shares)) / math.log(classes)
+    return probabilities, ((unknown[:, 0] + disagreement) / 3).clamp(0, 1)
 
 
 def _sample(directions: Tensor, found: Nearest) -> tuple[Tensor, Nearest]:

@@ -83,9 +83,10 @@ def _run(name: str, source: Path, target: Path, out: Path, steps: int, seed: int
 
 def _print_table(runs: dict[str, Path]) -> None:
     table = Table(title="target images, in per cent")
-    for heading in ("method", "HOS", "known", "unknown", "AUROC"):
+    for heading in ("method", "HOS, each image alone", "HOS, together", "known", "unknown", "AUROC"):
         table.add_column(heading, justify="left" if heading == "method" else "right")
     for name, folder in runs.items():
-        metrics = read_metrics(folder) or {}
-        table.add_row(name, *(percent(metrics.get(key)) for key in ("hos", "known", "unknown", "auroc")))
+        metrics, alone = read_metrics(folder) or {}, read_metrics(folder, alone=True) or {}
+        together = (percent(metrics.get(key)) for key in ("hos", "known", "unknown", "auroc"))
+        table.add_row(name, percent(alone.get("hos")), *together)
     Console().print(table)

@@ -128,12 +128,19 @@ def write_metrics(
     write_text(folder / "metrics.json", json.dumps(content, indent=2) + "\n")
 
 
-def read_metrics(folder: Path) -> dict[str, float | None] | None:
-    """The last step's metrics of a finished run, or None if the target had no labels."""
+def read_metrics(folder: Path, alone: bool = False) -> dict[str, float | None] | None:
+    """The last step's metrics of a finished run, or None if the target had no labels.
+
+    Args:
+        alone: of each image alone with the method's own threshold, as in papers, instead of the run's answers.
+    """
     path = folder / "metrics.json"
     try:
-        metrics: dict[str, float | None] | None = json.loads(path.read_bytes()).get("last_step")
-    except (OSError, ValueError, AttributeError) as error:
+        content = json.loads(path.read_bytes())
+        metrics: dict[str, float | None] | None = content.get("last_step")
+        if alone and metrics is not None:
+            metrics = content["alone"]["method"]
+    except (OSError, ValueError, AttributeError, LookupError) as error:
         raise UserError(f"{path} is damaged: measure again with unida evaluate {folder}") from error
     return metrics
 

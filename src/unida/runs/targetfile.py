@@ -6,6 +6,7 @@ of every image.
 
 import json
 from pathlib import Path
+from typing import Any
 
 from unida.answering.alone import Answers
 from unida.answering.later import Answered, digest_rows
@@ -36,8 +37,8 @@ def load_target(path: Path, config: Config) -> Answered:
         raise UserError(f"{path} belongs to another run than the config.yaml beside it: put this run's own file back")
     try:
         answers = Answers(**{name: tensors[name] for name in ANSWERS})
-        parts = {**{name: tensors.get(name) for name in KEPT}, **json.loads(notes["target"])}
-        kept = Kept(**parts) if "own_weight" in parts else None
+        numbers: dict[str, Any] = json.loads(notes["target"])
+        kept = Kept(**{name: tensors[name] for name in KEPT} | numbers) if numbers else None
         return Answered(tensors["digests"], answers, kept)
     except (LookupError, ValueError, TypeError) as error:
         raise UserError(f"{path} was made by another version of unida ({error}): train again") from error
