@@ -36,6 +36,7 @@ OWN_WEIGHT = (0.1, 10.0)  # limits of λ
 STILL = 1e-5  # a change that is none
 MOST_ROUNDS = 500
 BLOCK = 2**23  # comparisons at a time
+SOME = 2**16  # images at a time
 EDGE = 1e-4  # unknown scores this near 0 or 1 count as such: their logit is kept finite
 
 
@@ -91,8 +92,9 @@ def spread_scores(scored: Scored, k: int, threshold: float) -> Together:
         k: neighbours, 1 ≤ k < N.
         threshold: the method's own, for its unknown score.
     """
-    centre = scored.directions.float().mean(dim=0)
-    directions = centred(scored.directions, centre).half()
+    some = scored.directions.split(SOME)  # all at once, numbers of 32 bits would take more memory than the rest
+    centre = torch.stack([part.float().sum(dim=0) for part in some]).sum(dim=0) / len(scored)
+    directions = torch.cat([centred(part, centre).half() for part in some])
     found = nearest(directions, k)
     weight = mutual_weights(found.others)
     own_weight = how_much_alone(found.others, weight, scored.probabilities.argmax(dim=1))
