@@ -70,7 +70,7 @@ def one_size(size: int) -> dict[str, tuple[float, str]]:
     before = peak_memory_bytes(CPU)
     search, found = timed(lambda: neighbours.nearest(scored.directions, k))
     mutual, weight = timed(lambda: together.mutual_weights(found.others))
-    own_weight = together.how_much_alone(found.others, weight, scored.probabilities.argmax(dim=1))
+    own_weight = together.how_much_alone(found.others, weight, scored.probabilities)
     spreading, spread = timed(lambda: together._solve(found.others, weight, own_weight, own))
     _, unknown = together._finished(spread)
     threshold, _ = timed(lambda: find_threshold(unknown, alike=1 + k / 2))

@@ -91,7 +91,7 @@ class Run:
 
     @cached_property
     def _answered(self) -> Answered:
-        return load_target(self.folder / "checkpoint" / "target.safetensors", self.config)
+        return load_target(self.folder / "checkpoint" / "target.safetensors", self._model[1].rule, self.config)
 
     @cached_property
     def _preprocess(self) -> Preprocess:

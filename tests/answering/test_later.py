@@ -7,7 +7,7 @@ import torch
 from made_scores import FIELDS, made_scores
 
 from unida.answering.alone import Answers, Scored, decide
-from unida.answering.later import Answered, digest_rows
+from unida.answering.later import Answered, digest_rows, first_of_each
 from unida.answering.options import AnsweringOptions
 from unida.answering.target import TargetAnswers
 
@@ -55,3 +55,16 @@ def test_new_images_have_a_threshold_like_the_old_ones() -> None:
 def test_digests_become_rows_of_bytes() -> None:
     assert digest_rows(["00ff10", "0a0b0c"]).tolist() == [[0, 255, 16], [10, 11, 12]]
     assert digest_rows(["00ff10"]).dtype == torch.uint8
+
+
+def test_copies_of_a_file_are_known_by_the_first() -> None:
+    assert first_of_each(["a1", "b2", "a1", "c3", "b2"]).tolist() == [0, 1, 0, 3, 1]
+
+
+def test_copies_have_one_answer() -> None:
+    scored = made_scores(60).rows(torch.arange(60).repeat_interleave(2)[:60])
+    first = torch.arange(60) // 2 * 2
+    found = TargetAnswers(scored, 0.5, AnsweringOptions(), first).answers
+    for name in ("prediction", "closed", "probability", "unknown_score"):
+        column = getattr(found, name)
+        assert torch.equal(column[::2], column[1::2]), name

@@ -37,7 +37,7 @@ def test_by_default_images_answer_together_with_a_threshold_that_is_found() -> N
     expected = find_threshold(spread.unknown, PUBLISHED, alike=4.0)  # six neighbours: four images have one voice
     assert found.rule == Rule(6, expected.threshold, "auto", expected)
     assert_same(found.answers, decide(spread.probabilities, spread.unknown, expected.threshold))
-    assert found.kept is not None and torch.equal(found.kept.spread, spread.kept.spread)
+    assert found.kept is not None and torch.equal(found.kept.spread, spread.kept().spread)
 
 
 @pytest.mark.parametrize(("given", "used"), [(1, 1), (17, 17), (59, 59), (60, 59), (1000, 59)])

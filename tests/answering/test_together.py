@@ -51,10 +51,19 @@ def slow_weights(z: Array, k: int) -> Array:
     return w
 
 
-def slow_own_weight(w: Array, closed: Array) -> float:
-    agree = sum(w[i, j] for i in range(len(w)) for j in range(len(w)) if closed[i] == closed[j])
-    h = agree / w.sum()
-    return min(max(2 * (1 - h) / h if h else math.inf, 0.1), 10)
+def slow_own_weight(w: Array, p: Array) -> float:
+    """λ = 0.1 + 50 o², at most 20, a pair counting by how sure both images are."""
+    agree = disagree = 0.0
+    for i in range(len(w)):
+        for j in range(len(w)):
+            says = w[i, j] * p[i].max() * p[j].max()
+            if p[i].argmax() == p[j].argmax():
+                agree += says
+            else:
+                disagree += says
+    if agree + disagree == 0:
+        return 1.0
+    return min(0.1 + 50 * (disagree / max(agree, 1e-4 * (agree + disagree))) ** 2, 20)
 
 
 def slow_moved(u: float, t: float) -> float:
@@ -89,7 +98,7 @@ def slow_final(spread: Array, classes: int) -> tuple[Array, Array]:
 def slow_together(scored: Scored, k: int, threshold: float) -> tuple[Array, Array, Array, float]:
     """Probabilities, unknown scores, (q, v, u) and λ, by a dense solution of the equation."""
     w = slow_weights(slow_directions(scored)[0], k)
-    own_weight = slow_own_weight(w, scored.probabilities.double().numpy().argmax(axis=1))
+    own_weight = slow_own_weight(w, scored.probabilities.double().numpy())
     spread = np.linalg.solve(np.diag(own_weight + w.sum(axis=1)) - w, own_weight * slow_own(scored, threshold))
     return (*slow_final(spread, scored.probabilities.shape[1]), spread, own_weight)
 
@@ -123,11 +132,26 @@ def test_the_larger_rank_counts() -> None:
 def test_an_image_counts_less_where_neighbours_agree() -> None:
     index = torch.tensor([[1, 2], [0, 2], [0, 1], [0, 1]], dtype=torch.int32)
     weight = torch.tensor([[1.0, 0.5], [1.0, 0.25], [0.5, 0.25], [0.0, 0.0]])
+
+    def of(*closed: int) -> float:
+        probabilities = torch.full((4, 4), 0.2 / 3)
+        probabilities[torch.arange(4), torch.tensor(closed)] = 0.8
+        return how_much_alone(index, weight, probabilities)
+
     # 0 and 1 agree, with weight 1 in both directions; of 3.5 in all.
-    assert how_much_alone(index, weight, torch.tensor([5, 5, 7, 5])) == pytest.approx(2 * 1.5 / 2.0)
-    assert how_much_alone(index, weight, torch.tensor([5, 5, 5, 1])) == 0.1  # all agree: the least
-    assert how_much_alone(index, weight, torch.tensor([0, 1, 2, 3])) == 10.0  # none agree: the most
-    assert how_much_alone(index, torch.zeros(4, 2), torch.tensor([5, 5, 5, 5])) == 1.0  # there are no pairs
+    assert of(2, 2, 3, 2) == 20.0  # 0.1 + 50 · (1.5 / 2)² is more than the most
+    assert of(2, 2, 2, 1) == pytest.approx(0.1)  # all agree: the least
+    assert of(0, 1, 2, 3) == 20.0  # none agree: the most
+    weight = torch.zeros(4, 2)
+    assert of(2, 2, 2, 2) == 1.0  # there are no pairs
+
+
+def test_a_pair_that_is_unsure_says_less() -> None:
+    index, weight = torch.tensor([[1], [0], [3], [2]], dtype=torch.int32), torch.ones(4, 1)
+    agreeing, unsure = [[0.9, 0.1], [0.9, 0.1]], [[0.5, 0.4], [0.4, 0.5]]
+    # Two pairs: 2 · 0.81 that agree, 2 · 0.25 that do not.
+    found = how_much_alone(index, weight, torch.tensor([*agreeing, *unsure]))
+    assert found == pytest.approx(0.1 + 50 * (0.25 / 0.81) ** 2)
 
 
 @pytest.mark.parametrize("threshold", [0.5, 0.2])
@@ -136,18 +160,18 @@ def test_scores_are_the_steady_state_of_the_equation(count: int, k: int, classes
     scored = made_scores(count, classes=classes, seed=count)
     probabilities, unknown, spread, own_weight = slow_together(scored, k, threshold)
     found = spread_scores(scored, k, threshold)
-    assert found.kept.own_weight == pytest.approx(own_weight, rel=1e-5)
+    assert found.kept().own_weight == pytest.approx(own_weight, rel=1e-5)
     np.testing.assert_allclose(found.probabilities, probabilities, atol=2e-4)
     np.testing.assert_allclose(found.unknown, unknown, atol=2e-4)
     assert (found.probabilities.dtype, found.unknown.dtype) == (torch.float32, torch.float32)
-    assert np.abs(probabilities - scored.probabilities.numpy()).max() > 0.1  # something was spread
+    assert np.abs(probabilities - scored.probabilities.numpy()).max() > 0.01  # something was spread
     # What is kept of it for new images, in 16 bits.
-    np.testing.assert_allclose(found.kept.spread.float(), spread, atol=1e-3)
+    np.testing.assert_allclose(found.kept().spread.float(), spread, atol=1e-3)
     z, centre = slow_directions(scored)
-    np.testing.assert_allclose(found.kept.centre, centre, atol=1e-6)
-    np.testing.assert_allclose(found.kept.directions.float(), z, atol=1e-3)
+    np.testing.assert_allclose(found.kept().centre, centre, atol=1e-6)
+    np.testing.assert_allclose(found.kept().directions.float(), z, atol=1e-3)
     cosines = -np.sort(-(z @ z.T - 9 * np.eye(count)), axis=1)[:, :k]
-    np.testing.assert_allclose(found.kept.cosines.float(), cosines, atol=1e-3)
+    np.testing.assert_allclose(found.kept().cosines.float(), cosines, atol=1e-3)
 
 
 def test_without_any_pair_each_image_keeps_its_own_scores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +180,7 @@ def test_without_any_pair_each_image_keeps_its_own_scores(monkeypatch: pytest.Mo
     ring = torch.arange(1, 13, dtype=torch.int32)[:, None] % 12
     monkeypatch.setattr(together, "nearest", lambda directions, k: Nearest(ring, torch.zeros(12, 1)))
     found = spread_scores(scored, 1, 0.5)
-    assert found.kept.own_weight == 1.0
+    assert found.kept().own_weight == 1.0
     torch.testing.assert_close(found.probabilities, scored.probabilities)
 
 
@@ -177,7 +201,7 @@ def test_groups_that_are_far_apart_do_not_change_each_other() -> None:
     other_unknown[:20] = 1 - other_unknown[:20]
     plain = spread_scores(scored_of(points, weights, unknown), 5, 0.5)
     other = spread_scores(scored_of(points, other_weights, other_unknown), 5, 0.5)
-    assert plain.kept.own_weight == other.kept.own_weight
+    assert plain.kept().own_weight == other.kept().own_weight
     torch.testing.assert_close(plain.probabilities[20:], other.probabilities[20:], atol=1e-4, rtol=0)
     torch.testing.assert_close(plain.unknown[20:], other.unknown[20:], atol=1e-4, rtol=0)
     assert ((plain.unknown[:20] - other.unknown[:20]).abs() > 0.01).any()
@@ -195,7 +219,7 @@ def test_an_image_that_nobody_is_near_to_answers_alone() -> None:
     entropy = -float((p * p.log()).sum()) / math.log(3)
     assert float(found.unknown[0]) == pytest.approx((float(u) + entropy) / 3, abs=1e-5)  # one vote: no disagreement
     changed = (found.probabilities[1:] - scored.probabilities[1:]).abs().amax(dim=1) > 1e-3
-    assert changed.sum() > 25  # others are not alone
+    assert changed.sum() > 20  # most others are not alone
 
 
 @pytest.mark.parametrize(
@@ -222,6 +246,17 @@ def test_with_one_class_only_the_unknown_score_is_spread() -> None:
     own_weight = 0.1  # all name the same class
     expected = np.linalg.solve(np.diag(own_weight + w.sum(axis=1)) - w, own_weight * scored.unknown.double().numpy())
     np.testing.assert_allclose(found.unknown, expected, atol=2e-4)
+
+
+@pytest.mark.parametrize("classes", [1, 3])
+def test_no_score_is_above_one_so_nothing_is_unknown_if_so_told(classes: int) -> None:
+    """A mean of ones may round to more than one."""
+    every = made_scores(300, classes=classes)
+    every = Scored(every.directions, every.probabilities, torch.ones(300))
+    target = TargetAnswers(every.rows(torch.arange(50)), 0.5, AnsweringOptions(neighbours=49, no_unknown=True))
+    assert target.kept is not None
+    for unknown in (target.answers.unknown_score, target.kept.join(every.rows(torch.arange(50, 300)))[1]):
+        assert unknown.min() >= 0 and unknown.max() <= target.rule.threshold
 
 
 def slow_join(kept: Scored, spread: Array, k: int, own_weight: float, new: Scored) -> tuple[Array, Array]:
@@ -253,12 +288,12 @@ def test_a_new_image_joins_by_its_neighbours(block: int, monkeypatch: pytest.Mon
     every = made_scores(48, seed=3)
     target, new = every.rows(torch.arange(40)), every.rows(torch.arange(40, 48))
     *_, spread, own_weight = slow_together(target, 4, 0.5)
-    kept = spread_scores(target, 4, 0.5).kept
+    kept = spread_scores(target, 4, 0.5).kept()
     probabilities, unknown = kept.join(new)
     expected = slow_join(target, spread, 4, own_weight, new)
     np.testing.assert_allclose(probabilities, expected[0], atol=1e-3)
     np.testing.assert_allclose(unknown, expected[1], atol=1e-3)
-    assert (probabilities - new.probabilities).abs().max() > 0.1  # they were not alone
+    assert (probabilities - new.probabilities).abs().max() > 0.01  # they were not alone
     one = kept.join(new.rows(torch.tensor([5])))  # who else is new does not matter
     torch.testing.assert_close(one[0][0], probabilities[5])
     torch.testing.assert_close(one[1][0], unknown[5])
@@ -267,7 +302,7 @@ def test_a_new_image_joins_by_its_neighbours(block: int, monkeypatch: pytest.Mon
 def test_a_new_image_far_from_all_answers_alone() -> None:
     rng = np.random.default_rng(0)
     points = np.repeat([[5.0, 0, 0, 0], [-5.0, 0, 0, 0]], 20, axis=0) + 0.3 * rng.normal(size=(40, 4))
-    kept = spread_scores(scored_of(points, 0.1 + rng.random((40, 3)), rng.random(40)), 4, 0.5).kept
+    kept = spread_scores(scored_of(points, 0.1 + rng.random((40, 3)), rng.random(40)), 4, 0.5).kept()
     new = scored_of(np.array([[0, 5.0, 0, 0]]), np.array([[0.6, 0.3, 0.1]]), np.array([0.7]))
     torch.testing.assert_close(kept.join(new)[0], new.probabilities, atol=1e-6, rtol=0)
 
@@ -276,21 +311,22 @@ def test_of_a_large_target_a_sample_is_kept(monkeypatch: pytest.MonkeyPatch) -> 
     every = made_scores(130, seed=1)
     target, new = every.rows(torch.arange(120)), every.rows(torch.arange(120, 130))
     whole = spread_scores(target, 6, 0.3)
+    every_row = whole.kept()
     monkeypatch.setattr(together, "LIMIT", 40)
     found = spread_scores(target, 6, 0.3)
     assert torch.equal(found.probabilities, whole.probabilities) and torch.equal(found.unknown, whole.unknown)
-    kept = found.kept
+    kept = found.kept()
     assert [len(part) for part in (kept.directions, kept.spread, kept.cosines)] == [40, 40, 40]
-    rows = (kept.directions[:, None] == whole.kept.directions).all(dim=2).to(torch.uint8).argmax(dim=1)
+    rows = (kept.directions[:, None] == every_row.directions).all(dim=2).to(torch.uint8).argmax(dim=1)
     assert (rows.diff() > 0).all()  # images of the target, each once
-    assert torch.equal(kept.directions, whole.kept.directions[rows])
-    assert torch.equal(kept.spread, whole.kept.spread[rows])
+    assert torch.equal(kept.directions, every_row.directions[rows])
+    assert torch.equal(kept.spread, every_row.spread[rows])
     # Their neighbours are those among the sample, fewer of them: a tenth of 40.
     z = kept.directions.double()
     cosines = (z @ z.T).fill_diagonal_(-9).sort(dim=1, descending=True).values[:, :4]
     torch.testing.assert_close(kept.cosines.double(), cosines, atol=1e-3, rtol=0)
     probabilities, unknown = kept.join(new)
-    assert unknown.isfinite().all() and (probabilities - new.probabilities).abs().max() > 0.1
+    assert unknown.isfinite().all() and (probabilities - new.probabilities).abs().max() > 0.01
     torch.testing.assert_close(probabilities.sum(dim=1), torch.ones(10))
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from unida.answering.alone import Answers, Scored
+from unida.answering.alone import Scored
 from unida.answering.options import AnsweringOptions
-from unida.answering.target import TargetAnswers
+from unida.answering.target import Rule, TargetAnswers
 from unida.answering.together import Kept
 from unida.config import Config, config_from_options
 from unida.errors import UserError
@@ -21,6 +21,7 @@ from unida.runs.targetfile import load_target, save_target
 from unida.support.tensorfile import read_tensors, write_tensors
 
 CONFIG = config_from_options({"steps": 10})
+RULE = Rule(3, 0.4, "user")
 
 
 def saved(path: Path, neighbours: int = 3, config: Config = CONFIG) -> tuple[TargetAnswers, list[str]]:
@@ -31,7 +32,7 @@ def saved(path: Path, neighbours: int = 3, config: Config = CONFIG) -> tuple[Tar
     target = TargetAnswers(scored, 0.3, AnsweringOptions(neighbours=neighbours))
     digests = [hashlib.blake2b(bytes([i]), digest_size=16).hexdigest() for i in range(20)]
     pixels: Any = SimpleNamespace(files=[SimpleNamespace(digest=digest) for digest in digests])
-    save_target(path, target.answers, target.kept, pixels, config)
+    save_target(path, target.answers, target.kept, RULE, pixels, config)
     return target, digests
 
 
@@ -47,7 +48,7 @@ def assert_equal(found: Any, expected: Any) -> None:
 @pytest.mark.parametrize("neighbours", [0, 3])
 def test_what_is_written_comes_back(tmp_path: Path, neighbours: int) -> None:
     target, digests = saved(tmp_path / "target.safetensors", neighbours)
-    found = load_target(tmp_path / "target.safetensors", CONFIG)
+    found = load_target(tmp_path / "target.safetensors", RULE, CONFIG)
     assert [bytes(row).hex() for row in found.digests.tolist()] == digests
     assert_equal(found.answers, target.answers)
     if neighbours:
@@ -57,15 +58,16 @@ def test_what_is_written_comes_back(tmp_path: Path, neighbours: int) -> None:
         assert found.kept is None
 
 
-def test_how_images_are_answered_does_not_make_it_another_run(tmp_path: Path) -> None:
-    """The weights are the same: a fingerprint is of what is trained."""
-    saved(tmp_path / "t.safetensors", config=config_from_options({"steps": 10, "neighbours": 7, "no_unknown": True}))
-    assert isinstance(load_target(tmp_path / "t.safetensors", CONFIG).answers, Answers)
+def test_a_file_of_another_way_to_answer_is_named(tmp_path: Path) -> None:
+    """The weights may be the same, but the model's threshold is for other scores."""
+    saved(tmp_path / "t.safetensors")
+    with pytest.raises(UserError, match="belongs to another run"):
+        load_target(tmp_path / "t.safetensors", replace(RULE, threshold=0.3), CONFIG)
 
 
 def error_of(path: Path) -> str:
     with pytest.raises(UserError) as caught:
-        load_target(path, CONFIG)
+        load_target(path, RULE, CONFIG)
     text = str(caught.value)
     assert text.startswith(str(path)) and "\n" not in text
     return text
@@ -106,5 +108,5 @@ def test_a_file_of_another_version_is_named(tmp_path: Path, change: str) -> None
     CHANGES[change](tensors, numbers)
     write_tensors(path, tensors, {**notes, "target": json.dumps(numbers)})
     assert "another version of unida" in error_of(path)
-    write_tensors(path, tensors, {"run": notes["run"]})
+    write_tensors(path, tensors, {name: notes[name] for name in ("run", "rule")})
     assert "another version of unida" in error_of(path)

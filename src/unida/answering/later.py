@@ -43,6 +43,12 @@ class Answered:
         return Answers(merged("prediction"), merged("closed"), merged("probability"), merged("unknown_score"))
 
 
+def first_of_each(digests: Sequence[str]) -> Tensor:
+    """(N,) for each digest, the place where it comes first."""
+    places: dict[str, int] = {}
+    return torch.tensor([places.setdefault(digest, place) for place, digest in enumerate(digests)])
+
+
 def digest_rows(digests: Sequence[str]) -> Tensor:
     """Hexadecimal digests → (N, D) uint8."""
     return torch.tensor([list(bytes.fromhex(digest)) for digest in digests], dtype=torch.uint8)

@@ -17,7 +17,7 @@ class AnsweringOptions:
     """Answer the target's images together: the K nearest images of each have a say. 0: answer each image alone."""
     threshold: Annotated[float | Literal["auto", "method"], shown("auto|method|FLOAT")] = AUTO
     """Call an image unknown if its unknown score is above this. auto: found on the target, without labels. method: the
-    rule of the method's paper."""
+    rule of the method's paper; where images answer together, that is 0.45."""
     unknown_share: Annotated[float | None, shown("FLOAT", "(default: not known)")] = None
     """Call this share of the target unknown, 0.1 for a tenth, if you know it."""
     no_unknown: bool = False

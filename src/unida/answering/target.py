@@ -1,7 +1,10 @@
 """Answers for a run's target, as the options ask for, and what is kept of them for later."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
+
+from torch import Tensor
 
 from unida.answering.alone import Answers, Scored, decide
 from unida.answering.options import AUTO, METHOD, AnsweringOptions
@@ -52,20 +55,26 @@ class TargetAnswers:
     Args:
         scored: of every image.
         published: the method's own threshold.
+        first: (N,) for each image, the first one of the same content: copies get one answer.
     """
 
-    def __init__(self, scored: Scored, published: float, options: AnsweringOptions) -> None:
+    def __init__(
+        self, scored: Scored, published: float, options: AnsweringOptions, first: Tensor | None = None
+    ) -> None:
         self.scored, self.published, self.options = scored, published, options
         most = max(len(scored) - 1, 0)
         k = default_neighbours(len(scored)) if options.neighbours is None else min(options.neighbours, most)
         self.together: Together | None = spread_scores(scored, k, published) if k else None
+        if self.together is not None and first is not None:
+            same = {name: getattr(self.together, name)[first] for name in ("probabilities", "unknown")}
+            self.together = replace(self.together, **same)
         self.neighbours = k
         self.rule = self._rule()
         self.answers = self._decided(self.together is not None, self.rule.threshold)
 
-    @property
+    @cached_property
     def kept(self) -> Kept | None:
-        return None if self.together is None else self.together.kept
+        return None if self.together is None else self.together.kept()
 
     def variants(self) -> dict[str, dict[str, Answers]]:
         """Alone and together, each with the published threshold and with the one that is found: to compare them."""

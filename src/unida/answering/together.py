@@ -3,7 +3,7 @@
     z: features at unit length, the target's mean taken away, at unit length again
     r(i, j): j is the r-th nearest image of i, or i the r-th nearest of j; the larger of the two ranks
     w(i, j) = 1 − (r − 1)/k up to r = k, else 0                  images have a say if each is near the other
-    λ = 2 (1 − h)/h                                              h: share of pairs (by w) that name the same class
+    λ = 0.1 + 50 o²                                              o: the odds that two neighbours name different classes
     q(i) = (λ p(i) + Σ_j w(i, j) q(j)) / (λ + Σ_j w(i, j))       p: the image's class probabilities
     v(i), u(i): the same for its vote (1 for its best class, 0 for the others) and for its unknown score
     unknown score = ⅓ (u + entropy of q / log C + entropy of v / log C)
@@ -19,6 +19,7 @@ Nothing here knows a method or a label. A new image joins by its neighbours amon
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -32,10 +33,10 @@ from unida.support.random import generator
 
 PUBLISHED = 0.45  # where the method's own threshold, ½, comes to lie: votes agree more than probabilities do
 LIMIT = 20_000  # images that are kept for new ones to join; above, a random sample of them
-OWN_WEIGHT = (0.1, 10.0)  # limits of λ
+LEAST_OWN_WEIGHT, MOST_OWN_WEIGHT, DOUBT = 0.1, 20.0, 50.0  # of λ
 STILL = 1e-5  # a change that is none
 MOST_ROUNDS = 500
-BLOCK = 2**23  # comparisons at a time
+BLOCK = 2**23  # numbers at a time
 SOME = 2**16  # images at a time
 EDGE = 1e-4  # unknown scores this near 0 or 1 count as such: their logit is kept finite
 
@@ -46,7 +47,7 @@ class Together:
 
     probabilities: Tensor  # (N, C) float32
     unknown: Tensor  # (N,) float32 in 0…1; PUBLISHED is the method's own threshold
-    kept: "Kept"
+    kept: Callable[[], "Kept"]  # for new images; called only if a run keeps it
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Kept:
         directions = centred(scored.directions, self.centre)
         own = _own_values(scored, self.threshold)
         k = self.cosines.shape[1]
-        width = max(len(self.directions), k * k)
+        width = max(len(self.directions), k * k, k * self.spread.shape[1])  # numbers for each new image
         size = max(1, BLOCK // width)
         parts = [self._join(*some, k) for some in zip(directions.split(size), own.split(size), strict=True)]
         return _finished(torch.cat(parts))
@@ -97,12 +98,15 @@ def spread_scores(scored: Scored, k: int, threshold: float) -> Together:
     directions = torch.cat([centred(part, centre).half() for part in some])
     found = nearest(directions, k)
     weight = mutual_weights(found.others)
-    own_weight = how_much_alone(found.others, weight, scored.probabilities.argmax(dim=1))
+    own_weight = how_much_alone(found.others, weight, scored.probabilities)
     own = _own_values(scored, threshold)
     spread = _solve(found.others, weight, own_weight, own)
     probabilities, unknown = _finished(spread)
-    rows, found = _sample(directions, found)
-    kept = Kept(centre, directions[rows], spread[rows].half(), found.cosine.half(), own_weight, threshold)
+
+    def kept() -> Kept:
+        rows, near = _sample(directions, found)
+        return Kept(centre, directions[rows], spread[rows].half(), near.cosine.half(), own_weight, threshold)
+
     return Together(probabilities, unknown, kept)
 
 
@@ -123,14 +127,23 @@ def mutual_weights(index: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
-def how_much_alone(index: Tensor, weight: Tensor, closed: Tensor) -> float:
-    """λ: the odds that two neighbours name different classes, twice. 1 if no image has a neighbour."""
-    total = float(weight.sum())
+def how_much_alone(index: Tensor, weight: Tensor, probabilities: Tensor) -> float:
+    """λ, from the odds that two neighbours name different classes. 1 if no image has a neighbour.
+
+    A pair counts by its weight and by how sure both images are: unknown images name any class, and say little.
+    The odds are squared: a wrong link spoils all links behind it.
+    """
+    sure, closed = probabilities.max(dim=1)
+    agree, total = 0.0, 0.0
+    for rows in torch.arange(len(index)).split(SOME):
+        others = index[rows].long()
+        says = weight[rows] * sure[rows, None] * sure[others]
+        agree += float((says * (closed[others] == closed[rows, None])).sum())
+        total += float(says.sum())
     if total == 0:
         return 1.0
-    agree = float((weight * (closed[index.long()] == closed[:, None])).sum()) / total
-    least, most = OWN_WEIGHT
-    return min(max(2 * (1 - agree) / max(agree, EDGE), least), most)
+    odds = (total - agree) / max(agree, EDGE * total)
+    return min(LEAST_OWN_WEIGHT + DOUBT * odds**2, MOST_OWN_WEIGHT)
 
 
 def _own_values(scored: Scored, threshold: float) -> Tensor:
@@ -180,7 +193,7 @@ def _finished(spread: Tensor) -> tuple[Tensor, Tensor]:
     q, vote, unknown = (part.float() for part in spread.split([classes, classes, 1], dim=1))
     probabilities, shares = (part / part.sum(dim=1, keepdim=True).clamp(min=EDGE) for part in (q, vote))
     if classes == 1:  # nothing to disagree about
-        return probabilities, unknown[:, 0]
+        return probabilities, unknown[:, 0].clamp(0, 1)  # rounding may carry it above 1
     disagreement = (entropy(probabilities) + entropy(shares)) / math.log(classes)
     return probabilities, ((unknown[:, 0] + disagreement) / 3).clamp(0, 1)
 

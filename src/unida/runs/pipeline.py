@@ -13,7 +13,8 @@ from torch import nn
 
 from unida.analysis.auto_tap import choose_taps, has_open_tap, with_taps
 from unida.analysis.tracking import Tracking, tracked_note
-from unida.answering.alone import Answers, score_pixels
+from unida.answering.alone import Answers, Scored, score_pixels
+from unida.answering.later import first_of_each
 from unida.answering.target import TargetAnswers
 from unida.config import Config, config_from_yaml, config_to_yaml
 from unida.data.augment import Preprocess
@@ -246,7 +247,7 @@ class _Run:
         pixels = self.domains.target.pixels if truth is None else truth.pixels
         scored = score_pixels(self.method, pixels, self.inputs, self.fabric, features=self.training.features_of(pixels))
         if self.fabric.is_global_zero:
-            answered = TargetAnswers(scored, self.method.unknown_threshold, self.config.answering)
+            answered = self._answer(scored, pixels)
             result, compared = None, {}
             if truth is not None:
                 result = measure_answers(answered.answers, truth, self.method.num_classes)
@@ -260,13 +261,17 @@ class _Run:
             describe_end(self.folder, result, answered, compared, facts)
         self.fabric.barrier()
 
+    def _answer(self, scored: Scored, pixels: Pixels) -> TargetAnswers:
+        first = first_of_each([file.digest for file in pixels.files])
+        return TargetAnswers(scored, self.method.unknown_threshold, self.config.answering, first)
+
     def _save(self, answered: TargetAnswers, pixels: Pixels) -> None:
         """The model, and the target beside it; says how large both are."""
         model, target = (self.folder / "checkpoint" / name for name in ("model.safetensors", "target.safetensors"))
         save_model(model, self.method, self.config, self.domains.source.classes, answered.rule)
-        save_target(target, answered.answers, answered.kept, pixels, self.config)
+        save_target(target, answered.answers, answered.kept, answered.rule, pixels, self.config)
         sizes = [path.stat().st_size / 2**20 for path in (model, target)]
-        log.info("model: %.1f MiB, and %.1f MiB of the target's images for new ones to join", *sizes)
+        log.info("model: %.1f MiB; the target's answers, and what new images need to join: %.1f MiB", *sizes)
 
     def _evaluate(self, step: int) -> dict[str, float | None]:
         share_buffers(self.fabric, self.method)
@@ -276,7 +281,7 @@ class _Run:
             known = self.training.features_of(truth.pixels)
             scored = score_pixels(self.method, truth.pixels, self.inputs, self.fabric, features=known)
             if self.fabric.is_global_zero:
-                answered = TargetAnswers(scored, self.method.unknown_threshold, self.config.answering)
+                answered = self._answer(scored, truth.pixels)
                 result = measure_answers(answered.answers, truth, self.method.num_classes)
                 metrics, told = result.scalars(), [summary_line(result), *told]
         log.info("step %d: %s", step, "  ".join(filter(None, told)))
