@@ -95,11 +95,16 @@ def config_from_options(options: Mapping[str, Any]) -> Config:
 
 
 def keep_saved(config: Config, saved: Config, given: Container[str]) -> Config:
-    """A config to resume with: options that were not given keep their saved values, unless the method has changed."""
+    """A config to resume with: options that were not given keep their saved values, unless the method has changed.
+
+    Options on how to answer are given anew as a whole: they exclude each other, and a flag cannot be taken back.
+    """
     if type(config.method) is not type(saved.method):
         return config
     groups = {}
     for group in _groups(type(config)):
+        if group == "answering" and any(name in given for name in vars(config.answering)):
+            continue
         kept = {name: value for name, value in vars(getattr(saved, group)).items() if name not in given}
         groups[group] = dataclasses.replace(getattr(config, group), **kept)
     return dataclasses.replace(config, **groups)

@@ -183,3 +183,17 @@ def test_a_run_without_its_target_file_says_so(
     assert answer.code == 2 and answer.err.count("error: ") == 1 and "Traceback" not in answer.err
     assert "target.safetensors cannot be read" in answer.err
     assert cli([*words, "--alone"]).code == 0
+
+
+def test_a_finished_run_answers_again_without_training(runs: dict[str, Path], tmp_path: Path) -> None:
+    run = tmp_path / "again"
+    shutil.copytree(runs["usual"], run)
+    weights, before = model_hash(run), (run / "predictions.csv").read_bytes()
+    assert run_here(["adapt", "--out", str(run), "--resume", "--no-unknown"]) == 0
+    assert "unknown" not in labels(run) and metrics(run)["answering"]["chosen"] == "no-unknown"
+    assert run_here(["adapt", "--out", str(run), "--resume", "--unknown-share", "0.5"]) == 0  # not both at once
+    assert labels(run).count("unknown") == len(labels(run)) // 2
+    assert run_here(["adapt", "--out", str(run), "--resume"]) == 0  # nothing is asked for: as it is
+    assert metrics(run)["answering"]["chosen"] == "share"
+    assert run_here(["adapt", "--out", str(run), "--resume", "--threshold", "auto"]) == 0
+    assert (run / "predictions.csv").read_bytes() == before and model_hash(run) == weights

@@ -1,6 +1,6 @@
 """A threshold for unknown scores that is found on the target, without labels.
 
-    x = logit(unknown score), moved so that the published rule is at 0
+    x = logit(unknown score), moved so that the published rule is at 0; made narrower if its width is above 2
     x is known ~ N(μ_K, σ_K) or unknown ~ N(μ_U, σ_U), with shares 1 − π and π: fitted by EM
     before any image is seen: μ_K = −1.1, σ_K = 1, μ_U = 0.9, σ_U = 0.6, as if n images of each kind had said so,
         n = 30 + N/20
@@ -26,6 +26,7 @@ from torch import Tensor
 EDGE = 1e-4  # scores this near 0 or 1 count as such
 MEANS, WIDTHS = (-1.1, 0.9), (1.0, 0.6)  # of the prior
 PRIOR_IMAGES, PRIOR_SHARE = 30.0, 0.05  # how many images it counts for
+WIDEST = 2.0  # a wider spread of x is scaled down to this: some methods' scores are nearly all 0 or 1
 ROUNDS = 100
 SOME = 2**16  # scores at a time
 APART = 2.5  # distance of two clear groups, in widths
@@ -69,8 +70,10 @@ def find_threshold(unknown: Tensor, published: float = 0.5, alike: float = 1.0) 
     """
     limit = math.log(max(published, EDGE) / max(1 - published, EDGE))
     x = unknown.double().clamp(EDGE, 1 - EDGE).logit() - limit
+    scale = max(1.0, float((x - x.mean()).square().mean().sqrt()) / WIDEST)
+    x = x / scale
     means, widths, share = fit(x)
-    threshold = float(torch.sigmoid(torch.tensor(equal_densities(means, widths) + limit)))
+    threshold = float(torch.sigmoid(torch.tensor(scale * equal_densities(means, widths) + limit)))
     lowest, highest = believed_shares(x, means, widths, alike)
     if lowest == 0:  # perhaps nothing is unknown: do no harm
         threshold = max(threshold, threshold_of_share(unknown, highest))

@@ -60,7 +60,11 @@ def claim_folder(config: Config, has_gpu: bool) -> Claim:
         if found is not None:
             place, saved = found
             resumed = _resumed(config, saved)  # may refuse: so this comes before the lock
-            return Claim(resumed, place, is_new=False, lock=_lock(place))
+            claim = Claim(resumed, place, is_new=False, lock=_lock(place))
+            if resumed.answering != saved.answering:  # the same weights answer again
+                keep_config(claim)
+                (place / "metrics.json").unlink(missing_ok=True)
+            return claim
         folder = config.output.out
         assert folder is not None  # or _find would have raised
         completed = complete(config, has_gpu)
@@ -145,13 +149,13 @@ def _remove_empty(folders: Iterable[Path]) -> None:
 
 
 def _resumed(asked: Config, saved: Config) -> Config:
-    """The saved config, with the machine's options as given now. No other option may differ: that is another run."""
+    """The saved config, with the options of machine and answers as given now. If others differ, it is another run."""
     machine = ("accelerator", "devices", "num_nodes")
     saved = complete(saved, has_gpu=False)  # an option that is newer than the run is not in its file
     before, now = flat_options(saved), flat_options(complete(asked, has_gpu=False))
     # A run with a tap `auto` has chosen it already: given `auto` again, it keeps its choice.
     chosen = [name for name in ("tap", "spa_tap") if now[name] == AUTO and before.get(name) is not None]
-    free = {*machine, *chosen, "out", "resume", "cache"}
+    free = {*machine, *chosen, *vars(saved.answering), "out", "resume", "cache"}
     changed = (name for name in now if name not in free and now[name] != before.get(name))
     for name in sorted(changed, key=lambda name: name != "method"):  # another method brings other options
         raise UserError(
@@ -162,5 +166,6 @@ def _resumed(asked: Config, saved: Config) -> Config:
         saved,
         data=replace(saved.data, cache=now["cache"]),
         training=replace(saved.training, **{name: now[name] for name in machine}),
+        answering=asked.answering,
         output=replace(saved.output, resume=True),
     )
