@@ -15,7 +15,7 @@ MOST_NEIGHBOURS = 1000
 class AnsweringOptions:
     neighbours: Annotated[int | None, shown("K", "(default: by the number of images; 1,000 images: 11)")] = None
     """Answer the target's images together: the K nearest images of each have a say. 0: answer each image alone."""
-    threshold: Annotated[float | Literal["auto", "method"], shown("auto|method|FLOAT")] = AUTO
+    threshold: Annotated[float | Literal["auto", "method"], shown("auto|method|FLOAT", "(default: auto)")] = AUTO
     """Call an image unknown if its unknown score is above this. auto: found on the target, without labels. method: the
     rule of the method's paper; where images answer together, that is 0.45."""
     unknown_share: Annotated[float | None, shown("FLOAT", "(default: not known)")] = None
