@@ -37,7 +37,8 @@ class Rule:
             "share": "by --unknown-share",
             "no-unknown": "by --no-unknown, nothing is unknown",
         }[self.chosen]
-        line = f"answered {how}; unknown above {self.threshold:.3f} ({why})"
+        what = f"unknown above {self.threshold:.3f}" if self.threshold >= 0 else "everything is unknown"
+        line = f"answered {how}; {what} ({why})"
         return line if self.found is None else f"{line}; {self.found.note()}"
 
     def plain(self) -> dict[str, Any]:
