@@ -62,8 +62,8 @@ def claim_folder(config: Config, has_gpu: bool) -> Claim:
             resumed = _resumed(config, saved)  # may refuse: so this comes before the lock
             claim = Claim(resumed, place, is_new=False, lock=_lock(place))
             if resumed.answering != saved.answering:  # the same weights answer again
+                (place / "metrics.json").unlink(missing_ok=True)  # first: killed here, the run is not taken as finished
                 keep_config(claim)
-                (place / "metrics.json").unlink(missing_ok=True)
             return claim
         folder = config.output.out
         assert folder is not None  # or _find would have raised
