@@ -58,10 +58,13 @@ class PixelInputs(Preprocess):
         return Made(made, labels, torch.from_numpy(index[part, None]).to(self.device, non_blocking=True))
 
     def made_test_view(self, recipe: ImageRecipe, pixels: Pixels, index: np.ndarray) -> Tensor:
-        return recipe.make_each(self.test_view(pixels, index), choices_of(recipe, pixels, index, view=0))[0]
+        return recipe.make_each(
+            self.test_view(pixels, index), choices_of(recipe, pixels, index, np.zeros(len(index), dtype=np.int64))
+        )[0]
 
 
-def choices_of(recipe: ImageRecipe, pixels: Pixels, index: np.ndarray, view: int) -> np.ndarray:
-    """Choices that depend on each image's content and the view's number, not on the run."""
-    draws = (generator(0, f"{recipe.key} of {pixels.files[i].digest}", view) for i in index)
+def choices_of(recipe: ImageRecipe, pixels: Pixels, index: np.ndarray, views: np.ndarray) -> np.ndarray:
+    """Choices that depend on each image's content and its view's number, not on the run."""
+    numbered = zip(index.tolist(), views.tolist(), strict=True)
+    draws = (generator(0, f"{recipe.key} of {pixels.files[i].digest}", view) for i, view in numbered)
     return np.concatenate([recipe.choose(1, draw) for draw in draws])

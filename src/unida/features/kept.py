@@ -5,6 +5,9 @@ view); views 1…V are random crops and mirrors that depend on the image's conte
 methods, seeds, pairs and folders that hold the same image find its features there. What a recipe makes from one
 image is kept in the same way; what it makes from several images is a pool (`unida.features.pool`).
 
+Test views are computed before training, with progress. Other views are computed when a step first needs them: training
+starts at once, and views that no step draws are never computed.
+
 Each view has a shelf of its own (`unida.features.shelf`) in the folder ``<cache_dir>/features/<key>``. The key is made
 of the backbone's weights, the tap, the normalisation, the resizing, the crop, the recipe, the view and the number
 format: a shelf is never out of date.
@@ -36,6 +39,7 @@ from unida.support.random import generator
 log = logging.getLogger("unida")
 
 BATCH = 64  # images computed and stored at a time
+LARGEST_IN_MEMORY = 2**30  # bytes of vectors of one view
 TEST_VIEW = range(1)
 FORMAT_VERSION = 1  # raise it whenever the same key would hold other numbers
 
@@ -55,18 +59,51 @@ class _Missing(NamedTuple):
     images: np.ndarray  # indices of those without features
 
 
+class _Column:
+    """One view of each image of a set, or the labels of what a recipe makes from it: rows of a shelf.
+
+    Vectors are small: once read, they stay in memory. Maps are read from the shelf each time.
+    """
+
+    def __init__(self, pixels: Pixels, shelf: Shelf) -> None:
+        self.pixels, self.shelf = pixels, shelf  # with the pixels: as long as they live, no other object has their id
+        self.rows = np.full(len(pixels), -1, dtype=np.int64)  # where each image's row lies; −1: not there
+        small = len(shelf.shape) <= 1 and len(pixels) * shelf.row_bytes <= LARGEST_IN_MEMORY
+        self.values = torch.empty((len(pixels), *shelf.shape), dtype=shelf.kind) if small else None
+        self.is_read = np.zeros(len(pixels), dtype=bool)
+        self.find(np.arange(len(pixels)))
+
+    def find(self, index: np.ndarray) -> np.ndarray:
+        """Those of the images at `index` that are not on the shelf, each once."""
+        absent = np.unique(index[self.rows[index] < 0])
+        if len(absent):
+            row_of = self.shelf.row_of
+            self.rows[absent] = [row_of.get(_digest(self.pixels, i), -1) for i in absent]
+        return absent[self.rows[absent] < 0]
+
+    def read(self, index: np.ndarray) -> Tensor:
+        """(B, …) in the stored format."""
+        if self.values is None:
+            return self.shelf.read(self.rows[index])
+        if len(new := np.unique(index[~self.is_read[index]])):
+            self.values[torch.from_numpy(new)] = self.shelf.read(self.rows[new])
+            self.is_read[new] = True
+        return self.values[torch.from_numpy(index)]
+
+
 class FeatureInputs:
     """Gives methods features at the tap, while `PixelInputs` gives images.
 
     Args:
-        views: V, random views kept per image; a training step draws one of them for each image.
+        views: V, random views kept per image; a training step draws one of them for each image. With 0, training uses
+            the test view.
     """
 
     def __init__(self, preprocess: Preprocess, stem: Stem, views: int, cache_dir: Path) -> None:
         self.preprocess, self.stem, self.views, self.cache_dir = preprocess, stem, views, cache_dir
         self.device = preprocess.device
         self._shelves: dict[str, Shelf] = {}
-        self._rows: dict[tuple[int, str], tuple[Pixels, np.ndarray]] = {}
+        self._columns: dict[tuple[int, int, str | None, bool], _Column] = {}
         self._pools: dict[tuple[int, str], Pool] = {}
 
     @property
@@ -79,8 +116,11 @@ class FeatureInputs:
 
     def training_view(self, pixels: Pixels, index: np.ndarray, draw: np.random.Generator, part: slice) -> Tensor:
         """A random one of the kept views of each image at `index[part]`: (B, *shape) float32 on the device."""
-        chosen = draw.integers(1, self.views + 1, size=len(index))[part]
-        return self._to_device(self._gather(pixels, index[part], chosen))
+        return self._to_device(self._gather(pixels, index[part], self._choose(len(index), draw)[part]))
+
+    def _choose(self, count: int, draw: np.random.Generator) -> np.ndarray:
+        """(B,) a view's number for each image of a batch."""
+        return draw.integers(1, self.views + 1, size=count) if self.views else np.zeros(count, dtype=np.int64)
 
     def test_view(self, pixels: Pixels, index: np.ndarray) -> Tensor:
         """The central crop's features: (B, *shape) float32 on the device."""
@@ -94,7 +134,7 @@ class FeatureInputs:
             features, labels, of = self._pools[id(pixels), recipe.key].draw(len(index), draw, part)
         else:
             assert isinstance(recipe, ImageRecipe)
-            chosen = draw.integers(1, self.views + 1, size=len(index))[part]
+            chosen = self._choose(len(index), draw)[part]
             features = self._gather(pixels, index[part], chosen, recipe)
             labels = self._gather(pixels, index[part], chosen, recipe, labels=True)
             of = torch.from_numpy(index[part, None])
@@ -164,17 +204,20 @@ class FeatureInputs:
                         shelf.refresh()  # another process may have computed some by now
                     left = self._missing(pixels, view, recipe)
                     for start in range(0, len(left), BATCH):
-                        self._store(pixels, left[start : start + BATCH], view, recipe)
+                        some = left[start : start + BATCH]
+                        self._store(pixels, some, np.full(len(some), view), recipe)
                         report(done + min(start + BATCH, len(left)))
                 done += len(missing)
 
-    def _store(self, pixels: Pixels, index: np.ndarray, view: int, recipe: ImageRecipe | None) -> None:
-        """Compute and keep features, except those that a shelf still has after a kill or damage."""
-        computed = self._compute(pixels, index, view, recipe)
-        for shelf, values in zip(self._shelves_of(pixels, view, recipe), computed, strict=False):
-            shelf.refresh()
-            new = [n for n, i in enumerate(index) if _digest(pixels, i) not in shelf.row_of]
-            shelf.append([_digest(pixels, index[n]) for n in new], values[new])
+    def _store(self, pixels: Pixels, index: np.ndarray, views: np.ndarray, recipe: ImageRecipe | None) -> None:
+        """Compute and keep one view of each image, except those that a shelf still has after a kill or damage."""
+        computed = self._compute(pixels, index, views, recipe)
+        for view in np.unique(views).tolist():
+            at = np.flatnonzero(views == view)
+            for shelf, values in zip(self._shelves_of(pixels, view, recipe), computed, strict=False):
+                shelf.refresh()
+                new = [n for n in at if _digest(pixels, index[n]) not in shelf.row_of]
+                shelf.append([_digest(pixels, index[n]) for n in new], values[new])
 
     def _find_missing(self, jobs: Sequence[Job]) -> list[_Missing]:
         """Views that are not there, by job; an image that two jobs need counts once."""
@@ -191,9 +234,10 @@ class FeatureInputs:
     def seconds_per_view(self, pixels: Pixels, index: np.ndarray) -> float:
         """Seconds that the frozen part takes for an image on this machine."""
         sample = index[:16]
-        self._compute(pixels, sample, 0, None)  # the first call is slower than the rest
+        views = np.zeros(len(sample), dtype=np.int64)
+        self._compute(pixels, sample, views, None)  # the first call is slower than the rest
         start = time.perf_counter()
-        self._compute(pixels, sample, 0, None)
+        self._compute(pixels, sample, views, None)
         return (time.perf_counter() - start) / len(sample)
 
     def _announce(self, first: _Missing, total: int) -> None:
@@ -213,33 +257,31 @@ class FeatureInputs:
         return np.array(missing, dtype=np.int64)
 
     def _compute(
-        self, pixels: Pixels, index: np.ndarray, view: int, recipe: ImageRecipe | None
+        self, pixels: Pixels, index: np.ndarray, views: np.ndarray, recipe: ImageRecipe | None
     ) -> tuple[Tensor, Tensor]:
         """The stem's output for one view of each image, (B, *shape) float32 on the host; and the recipe's labels."""
-        images, labels = self._make(pixels, index, view, recipe)
+        images, labels = self._make(pixels, index, views, recipe)
         with torch.inference_mode():
             return self.stem.run(images).float().cpu(), labels.cpu()
 
     @torch.inference_mode()
-    def _make(self, pixels: Pixels, index: np.ndarray, view: int, recipe: ImageRecipe | None) -> tuple[Tensor, Tensor]:
+    def _make(
+        self, pixels: Pixels, index: np.ndarray, views: np.ndarray, recipe: ImageRecipe | None
+    ) -> tuple[Tensor, Tensor]:
         """One view of each image, or what the recipe makes from it, and the recipe's labels."""
-        if view == 0:
-            views = centre_views(pixels.shapes[index], self.preprocess.crop)
-        else:
-            views = self._random_views(pixels, index, view, recipe)
-        images = self.preprocess.view(pixels, index, views)
-        return (
-            (images, torch.empty(0))
-            if recipe is None
-            else recipe.make_each(images, choices_of(recipe, pixels, index, view))
-        )
+        images = self.preprocess.view(pixels, index, self._places(pixels, index, views, recipe))
+        if recipe is None:
+            return images, torch.empty(0)
+        return recipe.make_each(images, choices_of(recipe, pixels, index, views))
 
-    def _random_views(self, pixels: Pixels, index: np.ndarray, view: int, recipe: ImageRecipe | None) -> Views:
+    def _places(self, pixels: Pixels, index: np.ndarray, views: np.ndarray, recipe: ImageRecipe | None) -> Views:
         """Crops and mirrors that depend on each image's content and the view's number, not on the run."""
         purpose = "view of" if recipe is None else f"view for {recipe.key} of"
-        draws = [generator(0, f"{purpose} {pixels.files[i].digest}", view) for i in index]
-        shapes = pixels.shapes[index]
-        parts = [random_views(draw, shapes[i : i + 1], self.preprocess.crop) for i, draw in enumerate(draws)]
+        crop, parts = self.preprocess.crop, []
+        for i, view in zip(index.tolist(), views.tolist(), strict=True):
+            shape = pixels.shapes[i : i + 1]
+            draw = generator(0, f"{purpose} {pixels.files[i].digest}", view)
+            parts.append(random_views(draw, shape, crop) if view else centre_views(shape, crop))
         return Views(*(np.concatenate(values) for values in zip(*parts, strict=True)))
 
     def _gather(
@@ -250,16 +292,48 @@ class FeatureInputs:
         recipe: ImageRecipe | None = None,
         labels: bool = False,
     ) -> Tensor:
-        """(B, …) rows of kept features, or of a recipe's labels, on the host."""
+        """(B, …) rows of kept features, or of a recipe's labels, on the host; computes those that are not there."""
+        self._fill(pixels, index, views, recipe)
         gathered: Tensor | None = None
         for view in np.unique(views).tolist():
             at = np.flatnonzero(views == view)
-            shelf = self._shelf(pixels, view, recipe, labels)
-            rows = shelf.read(self._rows_of(pixels, view, recipe, labels)[index[at]])
+            column = self._column(pixels, view, recipe, labels)
+            if len(at) == len(index):
+                return column.read(index)
             if gathered is None:
-                gathered = torch.empty((len(index), *shelf.shape), dtype=shelf.kind)
-            gathered[at] = rows
+                gathered = torch.empty((len(index), *column.shelf.shape), dtype=column.shelf.kind)
+            gathered[at] = column.read(index[at])
         return gathered if gathered is not None else torch.empty((0, *self.stem.shape))
+
+    def _fill(self, pixels: Pixels, index: np.ndarray, views: np.ndarray, recipe: ImageRecipe | None) -> None:
+        """Compute what is missing of these views, all of it in one call of the stem."""
+        absent = [
+            (i, view) for view in np.unique(views).tolist() for i in self._absent(pixels, index, views, view, recipe)
+        ]
+        if not absent:
+            return
+        images, of_views = (np.array(numbers, dtype=np.int64) for numbers in zip(*absent, strict=True))
+        try:
+            self._store(pixels, images, of_views, recipe)
+        except OSError as error:
+            raise self._cannot_keep(error) from error
+        for view in np.unique(of_views).tolist():
+            assert not len(self._absent(pixels, index, views, view, recipe))
+
+    def _absent(
+        self, pixels: Pixels, index: np.ndarray, views: np.ndarray, view: int, recipe: ImageRecipe | None
+    ) -> np.ndarray:
+        """Images of a batch whose features or labels of this view are not there, each once."""
+        wanted = index[views == view]
+        columns = [
+            self._column(pixels, view, recipe, labels) for labels in ((False,) if recipe is None else (False, True))
+        ]
+        absent = np.unique(np.concatenate([column.find(wanted) for column in columns]))
+        if len(absent):  # another process may have computed some by now
+            for column in columns:
+                column.shelf.refresh()
+            absent = np.unique(np.concatenate([column.find(absent) for column in columns]))
+        return absent
 
     def _to_device(self, features: Tensor) -> Tensor:
         """16-bit numbers on the host → float32 on the device, channels-last if they are maps."""
@@ -268,14 +342,11 @@ class FeatureInputs:
         on_device = features.to(self.device, non_blocking=True).float()
         return on_device.contiguous(memory_format=torch.channels_last) if on_device.ndim == 4 else on_device
 
-    def _rows_of(self, pixels: Pixels, view: int, recipe: ImageRecipe | None, labels: bool) -> np.ndarray:
-        """(N,) where each image's row lies on the view's shelf."""
-        key = (id(pixels), f"{self._key(pixels, view, recipe)} {labels}")
-        if key not in self._rows:
-            row_of = self._shelf(pixels, view, recipe, labels).row_of
-            rows = np.array([row_of[_digest(pixels, i)] for i in range(len(pixels))], dtype=np.int64)
-            self._rows[key] = (pixels, rows)  # with the pixels: as long as they live, no other object has their id
-        return self._rows[key][1]
+    def _column(self, pixels: Pixels, view: int, recipe: ImageRecipe | None, labels: bool) -> _Column:
+        key = (id(pixels), view, None if recipe is None else recipe.key, labels)
+        if key not in self._columns:
+            self._columns[key] = _Column(pixels, self._shelf(pixels, view, recipe, labels))
+        return self._columns[key]
 
     def _key(self, pixels: Pixels, view: int, recipe: ImageRecipe | None) -> str:
         """Identifies a shelf."""
@@ -295,7 +366,8 @@ class FeatureInputs:
             shape, kind = self.stem.shape, TORCH_FORMAT[self.stem.format]
             if labels:
                 assert recipe is not None
-                example = self._make(pixels, np.zeros(1, dtype=np.int64), view, recipe)[1]
+                first = np.zeros(1, dtype=np.int64)
+                example = self._make(pixels, first, np.array([view]), recipe)[1]
                 shape, kind = tuple(example.shape[1:]), example.dtype
             try:
                 self._shelves[key] = Shelf(self.cache_dir / "features" / name, shape, kind)

@@ -75,7 +75,8 @@ class Shelf:
         entries = np.array([(d, zlib.crc32(row.tobytes())) for d, row in zip(digests, block, strict=True)], ENTRY)
         with self.lock:
             self.refresh()
-            place = len(self.row_of)
+            new = [n for n, digest in enumerate(digests) if digest not in self.row_of]  # not of another process
+            block, entries, place = block[new], entries[new], len(self.row_of)
             _write(self._rows, block.tobytes(), place * self.row_bytes)
             _write(self._index, entries.tobytes(), place * ENTRY.itemsize)
             self.refresh()
@@ -147,9 +148,9 @@ class Shelf:
 
 
 def _write(descriptor: int, content: bytes, place: int) -> None:
+    """Not synced to the disk, which would take longer than a training step: checksums tell what a power cut lost."""
     if os.pwrite(descriptor, content, place) != len(content):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    os.fsync(descriptor)
 
 
 def _padded(digest: bytes) -> bytes:

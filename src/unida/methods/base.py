@@ -15,9 +15,12 @@ from torch import Tensor, nn
 
 from unida.methods.card import Card
 from unida.models.backbone import Backbone
+from unida.models.frame import SAMPLED_IMAGES, Frame
+from unida.models.options import KEPT, PUBLISHED
 from unida.recipes.base import Made, Recipe
 
 DomainName = Literal["source", "target"]
+DOMAINS: tuple[DomainName, DomainName] = ("source", "target")
 Losses = dict[str, Tensor]
 
 NOTHING: Mapping[str, Made] = MappingProxyType({})
@@ -54,6 +57,8 @@ class Problem:
     num_target: int = 0
     steps: int = 1  # of the whole run
     seed: int = 0
+    regime: Literal["kept", "published"] = PUBLISHED  # how it trains (docs/regimes.md)
+    framed: bool = False  # whether heads see features in a `Frame`
 
 
 class Sweep(Protocol):
@@ -164,9 +169,9 @@ class Phase:
 
 
 def spans(phases: Sequence[Phase], steps: int) -> list[range]:
-    """The steps of each phase, out of 0…steps−1."""
+    """The steps of each phase, out of 0…steps−1. If no phase has a share of them, there are none."""
     ends = accumulate(phase.share for phase in phases)
-    whole = sum(phase.share for phase in phases)
+    whole = sum(phase.share for phase in phases) or 1
     edges = [0, *(round(steps * end / whole) for end in ends)]
     return [range(start, end) for start, end in pairwise(edges)]
 
@@ -192,6 +197,7 @@ class Method(nn.Module):
         super().__init__()
         self.watched: dict[str, Callable[[], Tensor]] = {}
         self.backbone, self.problem, self.options = backbone, problem, options
+        self.frame = Frame(backbone.num_features, problem.framed)
 
     @property
     def num_classes(self) -> int:
@@ -203,7 +209,28 @@ class Method(nn.Module):
 
     def phases(self) -> Sequence[Phase]:
         """The parts of a run. Called once, before training."""
-        return (Phase(turns=(Turn(self.training_step, self.groups()),)),)
+        return (self.plain_phase(),)
+
+    def plain_phase(self, target: bool = True) -> Phase:
+        """All steps in one phase. In the kept regime, heads that can be solved are: before the first step and after the
+        last one. If nothing else can learn, that is all, and there is no step.
+        """
+        turns = (Turn(self.training_step, self.groups()),)
+        if self.problem.regime != KEPT:
+            return Phase(turns=turns, target=target)
+        if not any(p.requires_grad for p in self.backbone.parameters()):
+            return Phase(turns=(), share=0, start=self.solve, target=target, sweeps=DOMAINS)
+        work = Round(lambda step, sweep: self.solve(sweep), every=self.problem.steps, at_end=True)
+        return Phase(turns=turns, target=target, round=work, sweeps=DOMAINS)
+
+    def solve(self, sweep: Sweep) -> None:
+        """Measure the frame, and set the heads to the best ones for the features as they are (kept regime)."""
+        raise NotImplementedError  # abstract
+
+    def measure_frame(self, sweep: Sweep) -> None:
+        """Set the frame from the features of a random part of each domain."""
+        if self.frame.is_on:
+            self.frame.measure(*(sweep(domain, self.backbone, SAMPLED_IMAGES) for domain in DOMAINS))
 
     def groups(self) -> tuple[Group, Group]:
         """Everything that can learn: the backbone, and the new layers."""

@@ -46,6 +46,7 @@ from unida.errors import UserError
 from unida.losses.cdd import contrastive_domain_discrepancy
 from unida.losses.prototype_memory import memory_loss, ramp, update_memory
 from unida.methods.base import (
+    DomainName,
     Losses,
     Method,
     Phase,
@@ -103,7 +104,7 @@ class DCC(Method):
     def __init__(self, backbone: Backbone, problem: Problem, options: DCCOptions) -> None:
         super().__init__(backbone, problem, options)
         self.bottleneck = nn.Sequential(
-            nn.Linear(backbone.num_features, options.bottleneck), nn.BatchNorm1d(options.bottleneck)
+            nn.Linear(self.frame.size, options.bottleneck), nn.BatchNorm1d(options.bottleneck)
         )
         self.num_logits = problem.num_classes + options.unused_logits
         self.classifier = nn.Linear(options.bottleneck, self.num_logits)
@@ -136,6 +137,7 @@ class DCC(Method):
         return (
             Phase(
                 turns=(Turn(self.training_step, self.groups(), decay=3.0),),  # 10 t/10,000 up to t = 3,000 (DCC's code)
+                start=self.measure_frame if self.frame.is_on else None,
                 # It answers by its clusters: they must be those of the last weights (DCC's code).
                 round=Round(self.cluster, every, at_end=True),
                 source="shuffled",
@@ -144,14 +146,17 @@ class DCC(Method):
             ),
         )
 
-    def features(self, images: Tensor) -> Tensor:
+    def features(self, images: Tensor, domain: DomainName = "target") -> Tensor:
         """(B, 3, H, W) → (B, d), the neck."""
-        neck: Tensor = self.bottleneck(self.backbone(images))
+        neck: Tensor = self.bottleneck(self.frame(self.backbone(images), domain))
         return neck
+
+    def source_features(self, images: Tensor) -> Tensor:
+        return self.features(images, "source")
 
     def training_step(self, source: SourceBatch, target: TargetBatch, step: int) -> Losses:
         # One pass for each domain and purpose: BatchNorm must not mix their statistics.
-        losses = {"closed": self._cross_entropy(self.features(source.images), source.labels)}
+        losses = {"closed": self._cross_entropy(self.source_features(source.images), source.labels)}
         if MATCHED in source.extra:
             losses |= self._matched_losses(source.extra[MATCHED].images, target.extra[MATCHED].images, step)
         if CLUSTERED in target.extra:
@@ -163,7 +168,7 @@ class DCC(Method):
 
     def _matched_losses(self, source_images: Tensor, target_images: Tensor, step: int) -> Losses:
         classes = torch.from_numpy(self.drawn(step).classes).to(source_images.device)
-        source, target = self.features(source_images), self.features(target_images)
+        source, target = self.source_features(source_images), self.features(target_images)
         blocks = (len(classes), self.options.images_per_class, -1)
         discrepancy = contrastive_domain_discrepancy(
             source.view(blocks), target.view(blocks), num_matched=len(self.found().classes)
@@ -230,7 +235,7 @@ class DCC(Method):
     def cluster(self, step: int, sweep: Sweep) -> None:
         if step < self.options.warm_up:
             return
-        source, target, labels = sweep("source"), sweep("target"), sweep.source_labels
+        source, target, labels = sweep("source", self.source_features), sweep("target"), sweep.source_labels
         with torch.autocast(source.device.type, enabled=False):  # 16 bits cannot separate near centres
             source, target = F.normalize(source, dim=1), F.normalize(target, dim=1)
             clusters, agreement = self._cluster(source, labels, target)

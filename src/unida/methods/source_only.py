@@ -2,7 +2,7 @@
 
     L = CE(C1(f_s), y)                       (+ L_ova(C2(f_s), y) with the one-vs-all rejection)
 
-The target is not used in training. Three rules say "unknown":
+The target is not used in training. (In the kept regime, its mean is: `unida.models.frame`.) Three rules say "unknown":
     entropy       entropy of the softmax above a share of log C (½: the rule of the SPA paper's NTR measure)
     max-prob      largest probability below a threshold
     one-vs-all    OVANet's rule, from one-vs-all classifiers trained on the source alone
@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from unida.losses.entropy import entropy_of_logs
 from unida.losses.one_vs_all import one_vs_all_loss, probability_not_class
-from unida.methods.base import Losses, Method, Phase, Problem, Scores, SourceBatch, TargetBatch, Turn
+from unida.methods.base import Losses, Method, Phase, Problem, Scores, SourceBatch, Sweep, TargetBatch
 from unida.methods.source_only_options import CARD, SourceOnlyOptions
 from unida.models.backbone import Backbone
 from unida.models.heads import OneVsAllHead
+from unida.models.solve import solve_classifier
 
 
 class SourceOnly(Method):
@@ -28,23 +29,32 @@ class SourceOnly(Method):
         super().__init__(backbone, problem, options)
         threshold = options.rejection_threshold
         self.unknown_threshold = 1 - threshold if options.rejection == "max-prob" else threshold
-        self.closed = nn.Linear(backbone.num_features, problem.num_classes, bias=False)
+        self.closed = nn.Linear(self.frame.size, problem.num_classes, bias=False)
         self.one_vs_all = (
-            OneVsAllHead(backbone.num_features, problem.num_classes) if options.rejection == "one-vs-all" else None
+            OneVsAllHead(self.frame.size, problem.num_classes) if options.rejection == "one-vs-all" else None
         )
 
     def phases(self) -> tuple[Phase]:
-        return (Phase(turns=(Turn(self.training_step, self.groups()),), target=False),)
+        return (self.plain_phase(target=False),)
 
     def training_step(self, source: SourceBatch, target: TargetBatch, step: int) -> Losses:
-        features = self.features(source.images)
+        features = self.frame(self.features(source.images), "source")
         losses = {"closed": F.cross_entropy(self.closed(features).float(), source.labels)}
         if self.one_vs_all is not None:
             self.one_vs_all.normalise_rows()
             losses["one_vs_all"] = one_vs_all_loss(self.one_vs_all(features), source.labels)
         return losses
 
+    def solve(self, sweep: Sweep) -> None:
+        source, target, labels = sweep("source"), sweep("target"), sweep.source_labels
+        self.frame.measure(source, target)
+        source = self.frame(source, "source")
+        solve_classifier(self.closed, source, labels)
+        if self.one_vs_all is not None:
+            self.one_vs_all.solve(source, labels)
+
     def score(self, features: Tensor) -> Scores:
+        features = self.frame(features, "target")
         logits = self.closed(features).float()
         if self.one_vs_all is not None:
             return Scores(logits, probability_not_class(self.one_vs_all(features), logits.argmax(dim=1)))

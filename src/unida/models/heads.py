@@ -1,9 +1,11 @@
 """Classifier heads."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unida.losses.one_vs_all import split_one_vs_all
+from unida.losses.one_vs_all import one_vs_all_entropy, one_vs_all_loss, split_one_vs_all
+from unida.models.solve import minimise
 
 
 class OneVsAllHead(nn.Linear):
@@ -20,3 +22,26 @@ class OneVsAllHead(nn.Linear):
     def normalise_rows(self) -> None:
         """Rescale each of the 2C rows to unit L2 norm, in place."""
         self.weight.div_(self.weight.norm(dim=1, keepdim=True).clamp_min(1e-12))
+
+    def solve(
+        self, source: Tensor, labels: Tensor, target: Tensor | None = None, entropy_weight: float = 0.0
+    ) -> float:
+        """Rows of unit length with the least one-vs-all loss, from where they are; returns the loss.
+
+        Args:
+            source: (N, d) features with labels (N,).
+            target: (M, d) features, whose one-vs-all entropy joins the loss.
+        """
+        source = source.float()
+
+        def objective() -> Tensor:
+            rows = F.normalize(self.weight, dim=1)
+            loss = one_vs_all_loss(split_one_vs_all(F.linear(source, rows)), labels)
+            if target is None or entropy_weight == 0:
+                return loss
+            return loss + entropy_weight * one_vs_all_entropy(split_one_vs_all(F.linear(target.float(), rows)))
+
+        self.normalise_rows()
+        loss = minimise(objective, [self.weight], "one-vs-all classifiers")
+        self.normalise_rows()
+        return loss

@@ -1,7 +1,7 @@
 """The options that say which network is trained, and how much of it."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from unida.errors import UserError
 from unida.support.options import check_numbers, shown
@@ -10,6 +10,9 @@ AUTO = "auto"  # of --tap and --spa.tap: measured when the run starts (unida.ana
 MOST_VIEWS = 100  # each view of the images is a pair of open files
 NO_WEIGHTS = "none"  # of --weights: random weights, on purpose
 LITE0 = "tf_efficientnet_lite0"
+TINY_VIT = "tiny_vit_5m_224.dist_in22k"
+KEPT: Final = "kept"
+PUBLISHED: Final = "published"
 
 
 def default_backbone(has_gpu: bool) -> str:

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from unida.clustering.kmeans import kmeans
 from unida.losses.entropy import entropy
 from unida.methods.base import (
+    DOMAINS,
     DomainName,
     Group,
     Losses,
@@ -54,7 +55,6 @@ from unida.support.random import generator, torch_seed
 
 log = logging.getLogger("unida")
 
-DOMAINS: tuple[DomainName, DomainName] = ("source", "target")
 PRETEXT = "pretext"  # name of the recipe, of the images that it makes and of the turn that learns from them
 BATCHES_FOR_BINS = 8  # of mosaics of each domain, to see which numbers of images can be distinguished
 SAMPLED_IMAGES = 300  # of each domain, to find words in
