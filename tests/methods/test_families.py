@@ -1,5 +1,6 @@
-"""A small model of every family of timm, as a run trains it: all of it, the tail or the head, with words and without."""
+"""Small models of timm's families, as a run trains them: all, the tail or the head, with words and without."""
 
+import copy
 from functools import cache
 from typing import Any
 
@@ -50,12 +51,17 @@ IMAGES, CLASSES = 4, 2
 PROBLEM = Problem(CLASSES, num_source=IMAGES, num_target=IMAGES, steps=10, seed=3)
 
 
-def make_backbone(family: str) -> Backbone:
+@cache
+def first_backbone(family: str) -> Backbone:
     name, changes, _ = FAMILIES[family]
     torch.manual_seed(0)
     if not changes:
         return create_backbone(name, "none")
     return Backbone(timm.create_model(name, num_classes=0, **changes), name, (0.5,) * 3, (0.5,) * 3)
+
+
+def make_backbone(family: str) -> Backbone:
+    return copy.deepcopy(first_backbone(family))
 
 
 @cache

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from unida.errors import UserError
 from unida.models.backbone import Backbone, create_backbone, stages_of
 
-# One or more of every known family, small, then chains that are found by watching, then models of the single tap "final".
+# Small models: of every known family, then chains found by watching, then models of the single tap "final".
 CHAINS = [
     "resnet18",
     "resnet50",
@@ -142,7 +142,7 @@ def test_a_chain_is_found_by_watching(between: str) -> None:
 def test_what_is_no_chain_is_one_stage(between: str) -> None:
     backbone = Backbone(Watched(between), "watched", (0.5,) * 3, (0.5,) * 3)
     assert backbone.taps == ("final",)
-    with pytest.raises(UserError, match="--train tail: backbone 'watched' cannot be cut .*: use --train all or head"):
+    with pytest.raises(UserError, match=r"--train tail: backbone 'watched' cannot be cut .*: use --train all or head"):
         _ = backbone.default_tap
 
 
@@ -204,7 +204,8 @@ def test_spatial_of_channels_last_model() -> None:
     torch.manual_seed(0)
     model = timm.create_model(
         "swin_tiny_patch4_window7_224",
-        num_classes=0, pretrained_cfg_overlay={"input_size": (3, 64, 64)}, img_size=64, window_size=2, embed_dim=12, depths=(1, 1, 1, 1), num_heads=(1, 1, 1, 1),
+        num_classes=0, pretrained_cfg_overlay={"input_size": (3, 64, 64)},
+        img_size=64, window_size=2, embed_dim=12, depths=(1, 1, 1, 1), num_heads=(1, 1, 1, 1),
     ).eval()  # fmt: skip
     backbone = Backbone(model, "swin", (0.5,) * 3, (0.5,) * 3)
     images = torch.randn(2, 3, 64, 64)

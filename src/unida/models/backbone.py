@@ -377,7 +377,7 @@ def _shapes_only(module: Any) -> Any:
 
 
 def _single_stage(model: Any) -> tuple[Stage, ...]:
-    """A model that is no chain: all of ``forward_features`` in one stage, without modules that only the pooling uses."""
+    """Any other model: all of ``forward_features`` in one stage, without modules that only the pooling uses."""
     pooling = ("head", "fc_norm", "head_norm", "attn_pool", "pre_logits", "head_drop", "global_pool")
     names = [name for name, _ in (*model.named_children(), *model.named_parameters(recurse=False))]
     return (Stage("final", ("forward_features",), tuple(name for name in names if name not in pooling)),)
