@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from unida.errors import UserError
-from unida.models.backbone import Backbone, create_backbone
+from unida.models.backbone import Backbone, create_backbone, stages_of
 
-# One or more of every family, small, then models known only through the single tap "final".
+# Small models: of every known family, then chains found by watching, then models of the single tap "final".
 CHAINS = [
     "resnet18",
     "resnet50",
@@ -24,8 +24,12 @@ CHAINS = [
     "test_vit2",  # register tokens, average pooling
     "convnext_atto",
     "test_convnext2",
+    "regnetx_002",
+    "tiny_vit_5m_224",
+    "test_mambaout",  # channels last
+    "densenet121",  # its stages are in a row with single layers
 ]
-SINGLE = ["regnetx_002", "xcit_nano_12_p16_224"]  # a feature map, and tokens with a class token
+SINGLE = ["dpn48b", "xcit_nano_12_p16_224"]  # a feature map, and tokens with a class token
 
 
 @cache
@@ -37,6 +41,11 @@ def cached_backbone(name: str) -> Backbone:
 def backbone_and_images(name: str) -> tuple[Backbone, Tensor]:
     """A backbone, shared between tests, and small images."""
     return cached_backbone(name), torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+
+
+def forget(backbone: Backbone) -> None:
+    """TinyViT keeps a table of its weights while it is in evaluation mode, with the gradient of that moment."""
+    backbone.train().eval()
 
 
 @pytest.mark.parametrize("name", CHAINS + SINGLE)
@@ -87,7 +96,64 @@ def test_taps_by_family() -> None:
     assert cached_backbone("convnext_atto").taps == (
         "stem", "stages.0", "stages.1", "stages.2", "stages.3", "norm",
     )  # fmt: skip
-    assert cached_backbone("regnetx_002").taps == ("final",)
+    assert cached_backbone("regnetx_002").taps == ("stem", "s1", "s2", "s3", "s4")
+    assert cached_backbone("tiny_vit_5m_224").taps == ("patch_embed", "stages.0", "stages.1", "stages.2", "stages.3")
+    assert [cached_backbone(name).taps for name in SINGLE] == [("final",)] * 2
+
+
+class Watched(nn.Module):
+    """Three convolutions in a row, with something between the second and the third."""
+
+    pretrained_cfg = {"input_size": (3, 8, 8)}  # noqa: RUF012
+    num_features = 3
+
+    def __init__(self, between: str) -> None:
+        super().__init__()
+        self.between = between
+        self.third = nn.Conv2d(3, 3, 1)  # timm may build a layer before others that run first
+        self.first, self.second = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1)
+        self.act, self.plain = nn.ReLU(inplace=True), nn.Identity()
+        self.position = nn.Parameter(torch.zeros(3, 8, 8))  # as in a new model
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        x = self.second(self.first(x))
+        if self.between == "layers without weights":
+            x = self.plain(self.act(x))
+        elif self.between == "addition":
+            x = x + self.position
+        elif self.between == "addition in place":
+            x += self.position
+        elif self.between == "second time":
+            x = self.second(x)
+        elif self.between == "number":
+            x = self.act(x) if x.mean().item() > 0 else x
+        return self.third(x)
+
+
+@pytest.mark.parametrize("between", ["layers without weights", "nothing"])
+def test_a_chain_is_found_by_watching(between: str) -> None:
+    backbone = Backbone(Watched(between), "watched", (0.5,) * 3, (0.5,) * 3)
+    assert backbone.taps == ("first", "second", "third")  # the activation would write over a kept output of `second`
+    images = torch.randn(2, 3, 8, 8)
+    assert torch.equal(backbone.run(images), backbone.model.forward_features(images))
+
+
+@pytest.mark.parametrize("between", ["addition", "addition in place", "second time", "number"])
+def test_what_is_no_chain_is_one_stage(between: str) -> None:
+    backbone = Backbone(Watched(between), "watched", (0.5,) * 3, (0.5,) * 3)
+    assert backbone.taps == ("final",)
+    with pytest.raises(UserError, match=r"--train tail: backbone 'watched' cannot be cut .*: use --train all or head"):
+        _ = backbone.default_tap
+
+
+def test_watching_leaves_the_model_and_random_state_alone() -> None:
+    torch.manual_seed(0)
+    model = timm.create_model("regnetx_002", num_classes=0)
+    before, random_state = {key: value.clone() for key, value in model.state_dict().items()}, torch.get_rng_state()
+    assert len(stages_of(model)) == 5
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert all(module.training and "forward" not in vars(module) for module in model.modules())
+    assert all(value.equal(before[key]) for key, value in model.state_dict().items())
 
 
 def test_channels_of_known_networks() -> None:
@@ -138,14 +204,15 @@ def test_spatial_of_channels_last_model() -> None:
     torch.manual_seed(0)
     model = timm.create_model(
         "swin_tiny_patch4_window7_224",
-        num_classes=0, img_size=64, window_size=2, embed_dim=12, depths=(1, 1, 1, 1), num_heads=(1, 1, 1, 1),
+        num_classes=0, pretrained_cfg_overlay={"input_size": (3, 64, 64)},
+        img_size=64, window_size=2, embed_dim=12, depths=(1, 1, 1, 1), num_heads=(1, 1, 1, 1),
     ).eval()  # fmt: skip
     backbone = Backbone(model, "swin", (0.5,) * 3, (0.5,) * 3)
     images = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
         state = backbone.run(images)
-        spatial = backbone.spatial(state, "final")
-        assert spatial.shape == (2, backbone.channels("final"), 2, 2)
+        spatial = backbone.spatial(state, "norm")
+        assert spatial.shape == (2, backbone.channels("norm"), 2, 2)
         assert torch.equal(spatial[:, :, 0, 1], state[:, 0, 1, :])
         assert torch.equal(backbone(images), model.forward_head(model.forward_features(images), pre_logits=True))
 
@@ -153,6 +220,7 @@ def test_spatial_of_channels_last_model() -> None:
 @pytest.mark.parametrize("name", CHAINS)
 def test_gradient_reaches_only_what_lies_behind_the_cut(name: str) -> None:
     backbone, images = backbone_and_images(name)
+    forget(backbone)
     tap = backbone.taps[1]
     state = backbone.run(images, upto=tap).detach()
     backbone.zero_grad()
@@ -168,6 +236,7 @@ def test_parameters_upto_a_tap_are_those_used_before_it(name: str) -> None:
     backbone, images = backbone_and_images(name)
     parameters = list(backbone.parameters())
     for tap in backbone.taps[:: len(backbone.taps) - 1 or 1]:  # the first and the last
+        forget(backbone)
         state = backbone.run(images, upto=tap)
         gradients = torch.autograd.grad(state.sum(), parameters, allow_unused=True)
         used = {id(p) for p, gradient in zip(parameters, gradients, strict=True) if gradient is not None}
@@ -245,7 +314,10 @@ def test_freezing_leaves_only_what_follows_to_be_trained() -> None:
         ("resnet18", "layer3"),
         ("test_vit", "blocks.3"),
         ("test_convnext", "stages.2"),
-        ("regnetx_002", "final"),
+        ("regnetx_002", "s3"),
+        ("tiny_vit_5m_224", "stages.2"),
+        ("gmixer_12_224", "blocks.8"),  # a token model of equal blocks
+        ("densenet121", "features.transition3"),
     ],
 )
 def test_default_taps(name: str, tap: str) -> None:

@@ -8,8 +8,9 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from timm.models.convnext import ConvNeXt
@@ -122,13 +123,25 @@ class Backbone(nn.Module):
 
     @property
     def default_tap(self) -> str:
-        """Where to cut for tail training: before the last stage, which has a tenth to a quarter of the arithmetic."""
+        """Where to cut for tail training: before the last stage, which has a tenth to a quarter of the arithmetic.
+
+        A backbone that has no such place is a UserError.
+        """
         timm_model: Any = self.model
-        if isinstance(timm_model, VisionTransformer):
-            return f"blocks.{len(timm_model.blocks) * 3 // 4 - 1}"
-        if isinstance(timm_model, EfficientNet | MobileNetV3):
-            return f"blocks.{len(timm_model.blocks) - 2}"
-        return self.taps[-3] if isinstance(timm_model, ConvNeXt) else self.taps[max(len(self.taps) - 2, 0)]
+        if len(self.taps) > 1:
+            if isinstance(timm_model, VisionTransformer):
+                return f"blocks.{len(timm_model.blocks) * 3 // 4 - 1}"
+            if isinstance(timm_model, EfficientNet | MobileNetV3):
+                return f"blocks.{len(timm_model.blocks) - 2}"
+            if isinstance(timm_model, ConvNeXt | ResNet):
+                return self.taps[-3 if isinstance(timm_model, ConvNeXt) else -2]
+        # Others: the last tap before a fifth of the weights. That is before the last stage, or a quarter of the blocks
+        # of a plain token model; a norm or a narrow convolution that may follow has less.
+        used = {tap: sum(p.numel() for p in self.parameters_upto(tap)) for tap in self.taps}
+        for tap in reversed(self.taps):
+            if 5 * (used[self.taps[-1]] - used[tap]) >= used[self.taps[-1]]:
+                return tap
+        raise UserError(f"--train tail: backbone {self.name!r} cannot be cut into two parts: use --train all or head")
 
     def channels(self, tap: str) -> int:
         """N_d, the number of channels of the state at ``tap``."""
@@ -172,8 +185,7 @@ class Backbone(nn.Module):
         if self._stages[0].calls == ("forward_features",):
             timm_model: Any = self.model
             return {self.taps[0]: timm_model.num_features}
-        shapes = {id(t): torch.empty_like(t, device="meta") for t in (*self.parameters(), *self.buffers())}
-        shadow = copy.deepcopy(self, shapes).eval()  # the memo gives a bare shape instead of every tensor
+        shadow = _shapes_only(self)
         state = torch.empty(1, 3, *self.input_size, device="meta", dtype=next(self.parameters()).dtype)
         channels: dict[str, int] = {}
         with torch.no_grad():
@@ -234,7 +246,7 @@ def refuse_crop(backbone: Backbone, crop: int, features: Callable[[Tensor], Tens
 
 
 def stages_of(model: Any) -> tuple[Stage, ...]:
-    """The chain of a timm model; an unknown family is a chain of one stage."""
+    """The chain of a timm model; one stage if it is no chain."""
     builders: dict[Any, Callable[[Any], tuple[Stage, ...]]] = {
         ResNet: _resnet_stages,
         EfficientNet: _efficientnet_stages,
@@ -246,7 +258,7 @@ def stages_of(model: Any) -> tuple[Stage, ...]:
         # A subclass with its own forward may run the stages in another order.
         if isinstance(model, family) and type(model).forward_features is family.forward_features:
             return builder(model)
-    return _single_stage(model)
+    return _traced_stages(model) or _single_stage(model)
 
 
 def _resnet_stages(model: Any) -> tuple[Stage, ...]:
@@ -287,8 +299,85 @@ def _convnext_stages(model: Any) -> tuple[Stage, ...]:
     return (_modules_in_a_row("stem", "stem"), *stages, _modules_in_a_row("norm", "norm_pre"))
 
 
+def _traced_stages(model: Any) -> tuple[Stage, ...]:
+    """The chain of any other model, by watching which of its modules feeds which; empty if it is no chain.
+
+    This looks at tensors without numbers. A model file is read into a model of random weights, which must give the
+    chain that the run had; comparing outputs could give another, as a position embedding that the chain forgets is
+    often zero in a new model.
+    """
+    try:
+        calls, images, result = _watch_calls(model)
+    except Exception:  # of any type: some models need numbers, such as sizes that they compute
+        return ()
+    state, version = images, 0
+    stages: list[Stage] = []
+    for call in calls:
+        if call.given is not state or call.version != version or not isinstance(call.output, Tensor):
+            return ()
+        # A stage begins with weights, and leaves what it is given as it is: it may be kept.
+        if stages and (not call.has_weights or call.works_in_place):
+            stages[-1] = _modules_in_a_row(stages[-1].name, *stages[-1].calls, call.name)
+        else:
+            stages.append(_modules_in_a_row(call.name, call.name))
+        state, version = call.output, call.output_version
+    is_chain = result is state and state._version == version and len({call.name for call in calls}) == len(calls)
+    return tuple(stages) if is_chain and len(stages) > 1 else ()
+
+
+class _Call(NamedTuple):
+    """A call of a module. A tensor's version counts what was written into it."""
+
+    name: str
+    given: Any  # None unless it is one tensor
+    version: int  # of what was given
+    works_in_place: bool
+    has_weights: bool
+    output: Any
+    output_version: int
+
+
+@torch.no_grad()
+def _watch_calls(model: Any) -> tuple[list[_Call], Tensor, Any]:
+    """What ``forward_features`` calls, in order; its input and its output."""
+    calls: list[_Call] = []
+
+    def watched(name: str, has_weights: bool, forward: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        alone = given[0] if len(given) == 1 and not named and isinstance(given[0], Tensor) else None
+        version = 0 if alone is None else alone._version
+        output = forward(*given, **named)
+        in_place = alone is not None and alone._version != version
+        after = output._version if isinstance(output, Tensor) else 0
+        calls.append(_Call(name, alone, version, in_place, has_weights, output, after))
+        return output
+
+    shadow = _shapes_only(model)
+    for name in _links(model):
+        module = _resolve(shadow, name)
+        module.forward = partial(watched, name, bool(module.state_dict()), module.forward)
+    images = torch.empty(1, 3, *model.pretrained_cfg["input_size"][1:], device="meta")
+    return calls, images, shadow.forward_features(images)
+
+
+def _links(model: nn.Module) -> Iterator[str]:
+    """The model's modules; instead of the one that holds most weights, its parts if they are in a row."""
+    whole = sum(p.numel() for p in model.parameters())
+    for name, child in model.named_children():
+        has_most = isinstance(child, nn.Sequential) and sum(p.numel() for p in child.parameters()) > whole / 2
+        if has_most or isinstance(child, nn.ModuleList):
+            yield from (f"{name}.{part}" for part, _ in child.named_children())
+        else:
+            yield name
+
+
+def _shapes_only(module: Any) -> Any:
+    """A copy in evaluation mode that computes shapes alone: no memory, no arithmetic."""
+    shapes = {id(t): torch.empty_like(t, device="meta") for t in (*module.parameters(), *module.buffers())}
+    return copy.deepcopy(module, shapes).eval()  # the memo gives a bare shape instead of every tensor
+
+
 def _single_stage(model: Any) -> tuple[Stage, ...]:
-    """Any other timm model: all of ``forward_features`` in one stage, without modules that only the pooling uses."""
+    """Any other model: all of ``forward_features`` in one stage, without modules that only the pooling uses."""
     pooling = ("head", "fc_norm", "head_norm", "attn_pool", "pre_logits", "head_drop", "global_pool")
     names = [name for name, _ in (*model.named_children(), *model.named_parameters(recurse=False))]
     return (Stage("final", ("forward_features",), tuple(name for name in names if name not in pooling)),)
