@@ -64,7 +64,7 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     ),
     "api": ("errors", "support", "data", "methods", "config", "answering", "evaluation", "runs"),
     "unida": ("errors", "evaluation", "api"),
-    "cli": ("errors", "support", "data", "methods", "config", "training", "analysis", "runs", "api", "unida"),
+    "cli": ("errors", "support", "data", "models", "methods", "config", "training", "analysis", "runs", "api", "unida"),
     "__main__": ("cli",),
 }
 
@@ -265,6 +265,7 @@ def loaded_by(code: str) -> str:
         "unida.config",
         "unida.runs.folder",
         "unida.methods.listing",
+        "unida.models.listing",
         "unida.data.show",
         "unida.data.benchmarks",
         "unida.data.pairs",
@@ -284,11 +285,12 @@ def test_the_test_above_sees_what_is_slow() -> None:
 QUICK = (
     ["--help"],
     ["--version"],
-    *([*verb.split(), "--help"] for verb in ("check", "adapt", "predict", "evaluate", "demo", "methods")),
+    *([*verb.split(), "--help"] for verb in ("check", "adapt", "predict", "evaluate", "demo", "methods", "backbones")),
     *([*verb.split(), "--help"] for verb in ("data list", "data verify", "data show")),
     *([*verb.split(), "--help"] for verb in ("analyze layers", "analyze complexity")),
     ["adapt", "--method", "dcc", "--help"],
     ["methods"],
+    ["backbones"],
     ["data", "list"],
     ["adpat"],
     ["adapt"],
@@ -297,6 +299,7 @@ QUICK = (
     ["adapt", "--method", "ovnet"],
     ["adapt", "--source", "a", "--target", "b", "--out", "c", "--steps", "0"],
     ["adapt", "--source", "a", "--target", "b", "--out", "c", "--tap", "stem", "--train", "all"],
+    ["adapt", "--source", "a", "--target", "b", "--out", "c", "--weights", "hub@"],
     ["adapt", "--source", "a", "--target", "b", "--out", "full"],
     ["adapt", "--benchmark", "office31", "--root", "a", "--pair", "amazon:moon", "--out", "c"],
     ["check", "--source", "a"],
@@ -326,6 +329,6 @@ for words in {QUICK!r}:
     assert [words for words, *_ in lines] == list(QUICK)
     for words, status, err, slow in lines:
         assert not slow, words
-        asks = words[-1] in ("--help", "--version", "methods", "list")
+        asks = words[-1] in ("--help", "--version", "methods", "backbones", "list")
         assert status == (0 if asks else 2), (words, err)
         assert err.count("\n") == (0 if asks else 1), (words, err)

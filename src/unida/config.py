@@ -23,7 +23,7 @@ from unida.data.options import DataOptions
 from unida.errors import UserError
 from unida.methods import METHODS, Card
 from unida.methods.spa.options import SPAOptions, resolve
-from unida.models.options import AUTO, NO_WEIGHTS, ModelOptions, default_backbone
+from unida.models.options import AUTO, NO_WEIGHTS, ModelOptions, default_backbone, pinned_revision
 from unida.runs.options import OutputOptions
 from unida.support.files import write_text
 from unida.support.options import LARGEST_INTEGER, flag
@@ -164,7 +164,7 @@ def complete(config: Config, has_gpu: bool) -> Config:
     card = METHODS[training.method]
     lr = training.lr if training.lr is not None else card.lr
     weights = model.weights
-    if weights is not None and weights != NO_WEIGHTS:
+    if weights is not None and weights != NO_WEIGHTS and pinned_revision(weights) is None:
         weights = str(Path(weights).absolute())
     completed = replace(
         config,

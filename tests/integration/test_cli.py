@@ -1,6 +1,7 @@
 """Every command through its real entry point, and what a run leaves in its folder."""
 
 import csv
+import hashlib
 import json
 import math
 import re
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from bad_input import AdaptWords
 from PIL import Image
+from safetensors.torch import save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import unida
@@ -22,6 +24,8 @@ from unida.data.benchmarks import available, load_benchmark
 from unida.data.glyphs import GlyphFolders
 from unida.evaluation.metrics import METRIC_NOTES
 from unida.methods import METHODS
+from unida.models.backbone import create_backbone
+from unida.models.known import KNOWN
 from unida.support.tensorfile import read_tensors
 
 COMMANDS = {
@@ -31,6 +35,7 @@ COMMANDS = {
     "evaluate": ("RUN", "--target DIR", "--json FILE"),
     "demo": ("--out", "--steps", "--seed"),
     "methods": ("methods",),
+    "backbones": ("--speed",),
     "data": ("unida data list", "unida data verify", "unida data show"),
     "data list": ("benchmarks",),
     "data verify": ("NAME", "DIR"),
@@ -160,6 +165,16 @@ def test_log_tells_data_method_and_result(finished: Path) -> None:
     assert f"results are in {finished}" in log
 
 
+def test_log_tells_which_weights_the_run_started_from(work: Path, adapt_words: AdaptWords, cli: Any) -> None:
+    file = work / "own.safetensors"
+    save_file(create_backbone("test_resnet.r160_in1k", "none").model.state_dict(), file)
+    answer = cli(adapt_words({"--weights": file}))
+    assert answer.code == 0, answer.err
+    log = (work / "runs/deep/one/log.txt").read_text()
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    assert f"weights: test_resnet.r160_in1k from {file}, sha256 {digest}" in log
+
+
 # ---- commands on it --------------------------------------------------------------------------------------------------
 
 
@@ -268,6 +283,38 @@ def test_methods(cli: Any) -> None:
         assert method.name in answer.out.splitlines()
         assert method.paper in answer.out
     assert "--entropy-weight 0.1" in answer.out
+
+
+def test_backbones(shell: Any, tmp_path: Path) -> None:
+    """The hub's cache is where the environment says: one of the weights is there."""
+    commit = "1a" * 20
+    repository = tmp_path / "hub" / "models--timm--resnet50.tv_in1k"
+    (repository / "snapshots" / commit).mkdir(parents=True)
+    (repository / "snapshots" / commit / "model.safetensors").touch()
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    answer = shell(["backbones"], HF_HOME=str(tmp_path), HF_HUB_CACHE=str(tmp_path / "hub"))
+    assert (answer.code, answer.err) == (0, "")
+    lines = answer.out.splitlines()
+    for known in KNOWN:
+        about = lines[lines.index(known.name) : lines.index(known.name) + 5]
+        assert known.good_for in about[1]
+        assert about[2].endswith(f"a file of {known.megabytes:.0f} MB, features of {known.features:,} numbers")
+        here = "in its cache" if known.name == "resnet50.tv_in1k" else "not here yet"
+        assert about[3].endswith(f"the hub ({known.repository}), {here}")
+        assert about[4].startswith("  HOS on Office-31: ")
+    assert lines[-1].startswith("Any other timm model works too")
+
+
+def test_backbones_with_their_speed(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unida.models.speed.BATCH", 1)
+    monkeypatch.setattr("unida.models.speed.TIMED", 1)
+    answer = cli(["backbones", "--speed"])
+    assert (answer.code, answer.err) == (0, "")
+    lines = answer.out.splitlines()[-1 - len(KNOWN) :]
+    assert lines[0].startswith("speed here, forward only, images of 224 × 224 pixels, on ")
+    for number, (line, known) in enumerate(zip(lines[1:], KNOWN, strict=True), start=1):
+        assert re.fullmatch(rf"  {number} of {len(KNOWN)}: {re.escape(known.name)} +[\d,]+ images/s", line), line
 
 
 def test_data_list(shell: Any) -> None:

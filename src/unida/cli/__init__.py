@@ -22,6 +22,7 @@ Every image of an unlabelled folder gets one of the classes of a labelled folder
   unida evaluate RUN                                 every metric, if the target has labels
   unida demo                                         see it work on generated pictures, in minutes
   unida methods                                      the methods, their papers and options
+  unida backbones                                    the networks: size, weights, what each is good for
   unida data list                                    the benchmarks, their domains and settings
   unida data verify NAME DIR                         is the copy of a benchmark complete?
   unida data show DIR --out FILE                     a contact sheet of a folder or a benchmark
@@ -100,6 +101,7 @@ VERBS: dict[str, Verb] = {
     "evaluate": verbs.evaluate,
     "demo": verbs.demo,
     "methods": verbs.methods,
+    "backbones": verbs.backbones,
     "data": _group("data", {"list": verbs.data_list, "verify": verbs.data_verify, "show": verbs.data_show}),
     "analyze": _group("analyze", {"layers": verbs.analyze_layers, "complexity": verbs.analyze_complexity}),
 }

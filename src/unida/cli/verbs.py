@@ -51,7 +51,8 @@ def check(arguments: list[str]) -> None:
     from unida.training.logging import logging_to
 
     with logging_to(None):
-        print("\n".join(check_run(config)))
+        for line in check_run(config):
+            print(line, flush=True)
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,26 @@ def methods(arguments: list[str]) -> None:
     from unida.methods.listing import method_lines
 
     print("\n".join(method_lines()))
+
+
+@dataclass(frozen=True)
+class Backbones:
+    speed: bool = False
+    """Also measure how many images a second each one takes on this machine."""
+
+
+def backbones(arguments: list[str]) -> None:
+    description = "The backbones that unida knows well: size, weights, and what each is good for."
+    options = parse(Backbones, "unida backbones", arguments, description)
+    from unida.models.listing import backbone_lines
+
+    print("\n".join(backbone_lines()), flush=True)
+    if options.speed:
+        from unida.models.speed import speed_lines
+
+        print()
+        for line in speed_lines():
+            print(line, flush=True)
 
 
 @dataclass(frozen=True)

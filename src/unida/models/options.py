@@ -9,10 +9,15 @@ from unida.support.options import check_numbers, shown
 AUTO = "auto"  # of --tap and --spa.tap: measured when the run starts (unida.analysis.auto_tap)
 MOST_VIEWS = 100  # each view of the images is a pair of open files
 NO_WEIGHTS = "none"  # of --weights: random weights, on purpose
+ON_HUB = "hub@"  # of --weights: "hub@REVISION", one revision of timm's weights on the hub
 LITE0 = "tf_efficientnet_lite0"
 TINY_VIT = "tiny_vit_5m_224.dist_in22k"
 KEPT: Final = "kept"
 PUBLISHED: Final = "published"
+
+# Repository on the hub → the commit whose weights are taken. None is known yet: what is newest there is taken, and the
+# log says which that was.
+HUB_REVISIONS: dict[str, str] = {}
 
 
 def default_backbone(has_gpu: bool) -> str:
@@ -20,12 +25,23 @@ def default_backbone(has_gpu: bool) -> str:
     return "resnet50.tv_in1k" if has_gpu else LITE0
 
 
+def pinned_revision(weights: str | None) -> str | None:
+    """REVISION, if ``weights`` is hub@REVISION."""
+    return weights.removeprefix(ON_HUB) if weights is not None and weights.startswith(ON_HUB) else None
+
+
+def refuse_weights(weights: str | None) -> None:
+    if pinned_revision(weights) == "":
+        raise UserError(f"--weights {ON_HUB} names no revision: add a commit, as in {ON_HUB}1a2b3c4")
+
+
 @dataclass(frozen=True)
 class ModelOptions:
     backbone: Annotated[str, shown("NAME", f"(default: {LITE0}, or resnet50.tv_in1k with a GPU)")] = "auto"
     """The network: any timm model."""
     weights: Annotated[str | None, shown("FILE", "(default: pretrained, by the backbone's name)")] = None
-    """Read the backbone's weights from a .safetensors or .pth file; "none" for random ones."""
+    """Read the backbone's weights from a .safetensors or .pth file; "hub@REVISION" for one revision of timm's; "none"
+    for random ones."""
     train: Annotated[
         Literal["auto", "all", "tail", "head"], shown("all|tail|head", "(default: tail, or all with a GPU)")
     ] = "auto"
@@ -42,5 +58,6 @@ class ModelOptions:
 
     def check(self) -> None:
         check_numbers(self, "views", least=1, most=MOST_VIEWS)
+        refuse_weights(self.weights)
         if self.tap is not None and self.train in ("all", "head"):
             raise UserError(f"--tap has no effect with --train {self.train}: leave it out, or use --train tail")

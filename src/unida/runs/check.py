@@ -1,5 +1,6 @@
 """`unida check`: what is in the folders, what a run will keep on disk, how long it will take here."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from unida.data.domains import Source, Target, open_domains
 from unida.data.pixels import Pixels
 from unida.errors import printable
 from unida.models.backbone import refuse_crop
+from unida.models.weights import weights_line
 from unida.runs.modelfile import build_for_run
 from unida.runs.pipeline import Domains, refuse_single_images, refuse_uneven_batches
 from unida.runs.rehearsal import Rehearsal, rehearse
@@ -22,15 +24,24 @@ GRAIN = 2  # grey levels that count as equal: on a plain ground, compression dec
 NEAR = 4  # differing bits, of 64, up to which two pictures are nearly the same
 
 
-def check_run(config: Config) -> list[str]:
-    """Lines to read before `unida adapt` with the same options. That run finds the decoded images in the cache."""
+def check_run(config: Config) -> Iterator[str]:
+    """Lines to read before `unida adapt` with the same options, each as soon as it is known.
+
+    That run finds the decoded images in the cache.
+    """
+    return map(printable, _lines(config))  # names of classes and files may be anything
+
+
+def _lines(config: Config) -> Iterator[str]:
     keep_freed_memory()  # as the run will
     fabric = open_fabric(replace(config.training, devices=1, num_nodes=1))
     config = complete(config, has_gpu=fabric.device.type != "cpu")
     processes = config.training.devices * config.training.num_nodes
     refuse_uneven_batches(config, processes)
+    yield weights_line(config.model.backbone, config.model.weights)
     source, target = open_domains(config.data)
-    lines = [*_describe(source, target), *_near_copies(source.pixels, target.pixels)]
+    yield from _describe(source, target)
+    yield from _near_copies(source.pixels, target.pixels)
     if has_open_tap(config):
         config = with_taps(config, *choose_taps(config, source, target, fabric.device))
     with torch.random.fork_rng():
@@ -38,8 +49,8 @@ def check_run(config: Config) -> list[str]:
         refuse_single_images(method, config, processes)
         refuse_crop(method.backbone, config.data.crop, method.eval().features)
         rehearsal = rehearse(fabric, method, Domains(source, target), config)
-    lines += ["", *_tell_cost(rehearsal, config, method.backbone.frozen_at)]
-    return [printable(line) for line in lines]  # names of classes and files may be anything
+    yield ""
+    yield from _tell_cost(rehearsal, config, method.backbone.frozen_at)
 
 
 def _describe(source: Source, target: Target) -> list[str]:
