@@ -23,7 +23,7 @@ from unida.data.options import DataOptions
 from unida.errors import UserError
 from unida.methods import METHODS, Card
 from unida.methods.spa.options import SPAOptions, resolve
-from unida.models.options import AUTO, NO_WEIGHTS, ModelOptions, default_backbone, pinned_revision
+from unida.models.options import AUTO, KEPT, NO_WEIGHTS, PUBLISHED, ModelOptions, default_backbone, pinned_revision
 from unida.runs.options import OutputOptions
 from unida.support.files import write_text
 from unida.support.options import LARGEST_INTEGER, flag
@@ -142,8 +142,6 @@ def check(config: Config) -> Config:
 
 def _refuse_combinations(config: Config) -> None:
     """Options of different groups that exclude each other."""
-    if config.spa.spa_tap == AUTO and config.model.train == "head":
-        raise UserError("--spa.tap has no effect with --train head, which keeps pooled vectors only: leave it out")
     if config.training.compile and config.spa.spa:  # torch.compile covers the backbone's forward; words need its maps
         raise UserError("--compile has no effect with --spa, which does not run the backbone as a whole: leave it out")
     if "pas" in config.output.tracked and not config.spa.spa:
@@ -163,6 +161,9 @@ def complete(config: Config, has_gpu: bool) -> Config:
     }
     card = METHODS[training.method]
     lr = training.lr if training.lr is not None else card.lr
+    train = model.train if model.train != AUTO else "all" if has_gpu else "head"
+    regime = training.regime if training.regime != AUTO else PUBLISHED if train == "all" else KEPT
+    is_slow = not has_gpu and train != "head"  # a step trains layers of the backbone on a CPU
     weights = model.weights
     if weights is not None and weights != NO_WEIGHTS and pinned_revision(weights) is None:
         weights = str(Path(weights).absolute())
@@ -173,11 +174,14 @@ def complete(config: Config, has_gpu: bool) -> Config:
             model,
             backbone=default_backbone(has_gpu) if model.backbone == AUTO else model.backbone,
             weights=weights,
-            train=model.train if model.train != AUTO else "all" if has_gpu else "tail",
+            train=train,
+            views=model.views if model.views is not None else 0 if train == "head" else 4,
+            frame="on" if model.frame == AUTO and regime == KEPT else model.frame,
         ),
         training=replace(
             training,
-            steps=training.steps or (card.steps if has_gpu else 300),
+            regime=regime,
+            steps=training.steps or (300 if is_slow else card.steps),
             lr=lr,
             backbone_lr=training.backbone_lr if training.backbone_lr is not None else 0.1 * lr,
         ),

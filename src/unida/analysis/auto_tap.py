@@ -49,7 +49,7 @@ def choose_taps(
 ) -> tuple[str | None, str | None]:
     """--tap and --spa.tap, with a name instead of auto. The log reports each choice."""
     tap, word_tap = config.model.tap, config.spa.spa_tap
-    backbone = _open_backbone(config, device)
+    backbone = seeded_backbone(config, device)
     places = _places_to_freeze(backbone, config.spa) if tap == AUTO else _places_for_words(backbone, config.model)
     preprocess = Preprocess(config.data.crop, backbone.mean, backbone.std, device)
     refuse_crop(backbone, config.data.crop)
@@ -103,7 +103,7 @@ def _images_of_few_classes(labels: np.ndarray, by_chance: np.ndarray, seed: int)
     return rows[some_images(len(rows), IMAGES, "few classes'", seed)]
 
 
-def _open_backbone(config: Config, device: torch.device) -> Backbone:
+def seeded_backbone(config: Config, device: torch.device) -> Backbone:
     with torch.random.fork_rng():
         backbone = open_backbone(config.model.backbone, config.model.weights, config.training.seed)
     return backbone.to(device).to(memory_format=torch.channels_last)

@@ -216,7 +216,7 @@ class FeatureInputs:
             at = np.flatnonzero(views == view)
             for shelf, values in zip(self._shelves_of(pixels, view, recipe), computed, strict=False):
                 shelf.refresh()
-                new = [n for n in at if _digest(pixels, index[n]) not in shelf.row_of]
+                new = [n for n in at.tolist() if _digest(pixels, index[n]) not in shelf.row_of]
                 shelf.append([_digest(pixels, index[n]) for n in new], values[new])
 
     def _find_missing(self, jobs: Sequence[Job]) -> list[_Missing]:

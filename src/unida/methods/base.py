@@ -216,15 +216,19 @@ class Method(nn.Module):
         last one. If nothing else can learn, that is all, and there is no step.
         """
         turns = (Turn(self.training_step, self.groups()),)
-        if self.problem.regime != KEPT:
-            return Phase(turns=turns, target=target)
+        if self.problem.regime != KEPT or type(self).solve is Method.solve:
+            start = self.measure_frame if self.frame.is_on else None
+            return Phase(turns=turns, target=target, start=start, sweeps=DOMAINS if start else ("target",))
         if not any(p.requires_grad for p in self.backbone.parameters()):
             return Phase(turns=(), share=0, start=self.solve, target=target, sweeps=DOMAINS)
         work = Round(lambda step, sweep: self.solve(sweep), every=self.problem.steps, at_end=True)
         return Phase(turns=turns, target=target, round=work, sweeps=DOMAINS)
 
     def solve(self, sweep: Sweep) -> None:
-        """Measure the frame, and set the heads to the best ones for the features as they are (kept regime)."""
+        """Measure the frame, and set the heads to the best ones for the features as they are (kept regime).
+
+        A method that has none learns by steps in both regimes.
+        """
         raise NotImplementedError  # abstract
 
     def measure_frame(self, sweep: Sweep) -> None:

@@ -62,6 +62,7 @@ class Backbone(nn.Module):
         self.frozen_at: str | None = None  # a tap, or POOLED
         self.stored_as = torch.float32
         self.starts_at_tap = False  # forward is given the stem's output
+        self.keeps_statistics = False  # BatchNorm normalises by its pretrained statistics, also in training
         self.taps = tuple(stage.name for stage in self._stages)
 
     def run(self, x: Tensor, after: str | None = None, upto: str | None = None) -> Tensor:
@@ -106,14 +107,26 @@ class Backbone(nn.Module):
             x = self.stem(x).to(self.stored_as).float()  # rounded like kept features
         return x if self.frozen_at == POOLED else self.run(x, after=self.frozen_at, upto=upto)
 
-    def freeze(self, tap: str, stored_as: torch.dtype) -> None:
-        """Train only what follows ``tap`` (or nothing, with `POOLED`); its features are kept as ``stored_as``."""
+    def freeze(self, tap: str, stored_as: torch.dtype, whole: bool = False) -> None:
+        """Keep features at ``tap`` as ``stored_as``, and train only what follows it: nothing after `POOLED`.
+
+        Args:
+            whole: train nothing of what follows either.
+        """
         if tap != POOLED:
             self.position(tap)
         self.frozen_at, self.stored_as = tap, stored_as
-        frozen = self.model.parameters() if tap == POOLED else self.parameters_upto(tap)
+        frozen = self.model.parameters() if tap == POOLED or whole else self.parameters_upto(tap)
         for parameter in frozen:
             parameter.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> "Backbone":
+        super().train(mode)
+        if self.keeps_statistics:
+            for layer in self.modules():
+                if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+                    layer.eval()
+        return self
 
     def stem(self, images: Tensor) -> Tensor:
         """The output of the frozen part for images (B, 3, H, W): the state at its tap, or the pooled vectors."""

@@ -6,9 +6,9 @@
 
 Features of token models have signs, and lengths from 7 (TinyViT) to 47 (DINOv2). Heads without a bias were made for
 others: the mean of pooled ReLU features points away from zero, and serves as the bias. Without it, a one-vs-all
-classifier cannot say "no" to an image that looks like nothing it has seen. So the frame adds a constant, and gives every
-feature one length, on which the temperature of unit-length heads depends. Both are those of EfficientNet-Lite0's own
-features on photos: length 15, with a mean of half that length.
+classifier cannot say "no" to an image that looks like nothing it has seen. So the frame adds a constant. And it gives
+every feature one length, on which the temperature of heads with unit rows depends. Both are those of pooled
+EfficientNet-Lite0 features of photos: length 15, with a mean of half that length.
 
 Each domain has its own mean: what all images of a place have in common is the place, not a class.
 """

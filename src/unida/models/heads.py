@@ -23,9 +23,7 @@ class OneVsAllHead(nn.Linear):
         """Rescale each of the 2C rows to unit L2 norm, in place."""
         self.weight.div_(self.weight.norm(dim=1, keepdim=True).clamp_min(1e-12))
 
-    def solve(
-        self, source: Tensor, labels: Tensor, target: Tensor | None = None, entropy_weight: float = 0.0
-    ) -> float:
+    def solve(self, source: Tensor, labels: Tensor, target: Tensor | None = None, entropy_weight: float = 0.0) -> float:
         """Rows of unit length with the least one-vs-all loss, from where they are; returns the loss.
 
         Args:

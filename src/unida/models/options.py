@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal
 from unida.errors import UserError
 from unida.support.options import check_numbers, shown
 
-AUTO = "auto"  # of --tap and --spa.tap: measured when the run starts (unida.analysis.auto_tap)
+AUTO: Final = "auto"  # of --tap and --spa.tap: measured when the run starts (unida.analysis.auto_tap)
 MOST_VIEWS = 100  # each view of the images is a pair of open files
 NO_WEIGHTS = "none"  # of --weights: random weights, on purpose
 ON_HUB = "hub@"  # of --weights: "hub@REVISION", one revision of timm's weights on the hub
@@ -51,13 +51,20 @@ class ModelOptions:
     """Freeze the backbone up to this tap with --train tail. auto: choose by Definition 1 of the SPA paper, from a few
     hundred images without target labels. If the domains differ clearly at every tap, as on Office-31, this is close to
     a guess."""
-    views: int = 4
-    """Keep features of this many random crops and mirrors of each image, with --train tail or head."""
+    views: Annotated[int | None, shown("N", "(default: 4 with --train tail, 0 with --train head)")] = None
+    """Train on this many random crops and mirrors of each image, whose features are kept, with --train tail or head. 0:
+    train on the central crop alone."""
+    frame: Annotated[Literal["auto", "on", "off"], shown("on|off", "(default: on, or measured with --train all)")] = (
+        AUTO
+    )
+    """Show features to the method's heads centred for each domain, at one length, with a constant beside them. Heads
+    without a bias need it if features have signs, as in token models. With the published regime it is on if the mean of
+    the features is short."""
     feature_format: Literal["fp16", "bf16"] = "fp16"
     """Number format of kept features."""
 
     def check(self) -> None:
-        check_numbers(self, "views", least=1, most=MOST_VIEWS)
+        check_numbers(self, "views", least=0, most=MOST_VIEWS)
         refuse_weights(self.weights)
         if self.tap is not None and self.train in ("all", "head"):
             raise UserError(f"--tap has no effect with --train {self.train}: leave it out, or use --train tail")

@@ -13,7 +13,7 @@ L2 = 1.5e-4  # for a loss that is a mean over images and features of unit length
 
 
 @torch.no_grad()
-def minimise(objective: Callable[[], Tensor], parameters: Sequence[nn.Parameter], title: str, visible: bool = True) -> float:
+def minimise(objective: Callable[[], Tensor], parameters: Sequence[Tensor], title: str, visible: bool = True) -> float:
     """Move the parameters to a minimum of the objective, and return its value. They need not ask for gradients."""
     asked = [p.requires_grad for p in parameters]
     for parameter in parameters:

@@ -6,12 +6,14 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from unida.analysis.auto_frame import choose_frame, with_frame
 from unida.analysis.auto_tap import choose_taps, has_open_tap, with_taps
 from unida.config import Config, complete, method_name
 from unida.data.domains import Source, Target, open_domains
 from unida.data.pixels import Pixels
 from unida.errors import printable
 from unida.models.backbone import refuse_crop
+from unida.models.options import AUTO
 from unida.models.weights import weights_line
 from unida.runs.modelfile import build_for_run
 from unida.runs.pipeline import Domains, refuse_single_images, refuse_uneven_batches
@@ -44,6 +46,8 @@ def _lines(config: Config) -> Iterator[str]:
     yield from _near_copies(source.pixels, target.pixels)
     if has_open_tap(config):
         config = with_taps(config, *choose_taps(config, source, target, fabric.device))
+    if config.model.frame == AUTO:
+        config = with_frame(config, choose_frame(config, source, target, fabric.device))
     with torch.random.fork_rng():
         method = build_for_run(config, source, target)
         refuse_single_images(method, config, processes)

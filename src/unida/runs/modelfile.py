@@ -20,7 +20,7 @@ from unida.methods import METHODS
 from unida.methods.base import Method, Problem
 from unida.methods.build import build_method
 from unida.models.backbone import POOLED, create_backbone, open_backbone
-from unida.models.options import NO_WEIGHTS
+from unida.models.options import KEPT, NO_WEIGHTS
 from unida.support.tensorfile import read_tensors, write_tensors
 
 
@@ -40,6 +40,7 @@ class ModelInfo:
     crop: int
     frozen_at: str | None  # features at this place are rounded as they were in training
     feature_format: FeatureFormat
+    framed: bool  # whether the heads see features in a frame
     rule: Rule  # how it answers: neighbours, and the threshold for unknown images
     run: str  # fingerprint of the config that it was trained with
 
@@ -49,10 +50,22 @@ def build_for_run(config: Config, source: Source, target: Target) -> Method:
     training = config.training
     assert training.steps is not None  # complete
     backbone = open_backbone(config.model.backbone, config.model.weights, training.seed)
-    if config.model.train in ("tail", "head"):
-        tap = POOLED if config.model.train == "head" else config.model.tap or backbone.default_tap
-        backbone.freeze(tap, TORCH_FORMAT[config.model.feature_format])
-    problem = Problem(len(source.classes), len(source.pixels), len(target.pixels), training.steps, training.seed)
+    backbone.keeps_statistics = training.regime == KEPT
+    stored_as = TORCH_FORMAT[config.model.feature_format]
+    if config.model.train == "tail":
+        backbone.freeze(config.model.tap or backbone.default_tap, stored_as)
+    elif config.model.train == "head":  # words need a map, other methods only vectors
+        backbone.freeze(config.spa.spa_tap or backbone.taps[-1] if config.spa.spa else POOLED, stored_as, whole=True)
+    assert training.regime != "auto" and config.model.frame != "auto"  # complete, and measured
+    problem = Problem(
+        num_classes=len(source.classes),
+        num_source=len(source.pixels),
+        num_target=len(target.pixels),
+        steps=training.steps,
+        seed=training.seed,
+        regime=training.regime,
+        framed=config.model.frame == "on",
+    )
     return build_method(training.method, backbone, problem, config.method, config.spa if config.spa.spa else None)
 
 
@@ -70,6 +83,7 @@ def save_model(path: Path, method: Method, config: Config, classes: tuple[str, .
         crop=config.data.crop,
         frozen_at=method.backbone.frozen_at,
         feature_format=config.model.feature_format,
+        framed=config.model.frame == "on",
         rule=rule,
         run=fingerprint_of(config),
     )
@@ -124,4 +138,5 @@ def _build_for_answers(info: ModelInfo) -> Method:
             backbone.freeze(info.frozen_at, TORCH_FORMAT[info.feature_format])
         spa = None if info.spa is None else spa_options(info.spa)
         options = method_options(info.method, info.options)
-        return build_method(info.method, backbone, Problem(len(info.classes)), options, spa)
+        problem = Problem(len(info.classes), framed=info.framed)
+        return build_method(info.method, backbone, problem, options, spa)

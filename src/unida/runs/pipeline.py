@@ -11,6 +11,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import nn
 
+from unida.analysis.auto_frame import choose_frame, with_frame
 from unida.analysis.auto_tap import choose_taps, has_open_tap, with_taps
 from unida.analysis.tracking import Tracking, tracked_note
 from unida.answering.alone import Answers, Scored, score_pixels
@@ -28,8 +29,9 @@ from unida.evaluation.truth import Truth, read_truth
 from unida.features.inputs import Inputs, PixelInputs
 from unida.features.kept import TEST_VIEW, FeatureInputs
 from unida.features.stem import stem_of
-from unida.methods.base import Method, Phase
+from unida.methods.base import Method, Phase, spans
 from unida.models.backbone import refuse_crop
+from unida.models.options import AUTO
 from unida.runs.folder import Claim, claim_folder, is_finished, keep_config
 from unida.runs.modelfile import build_for_run, save_model
 from unida.runs.summary import describe_end, describe_start, summary_line, write_metrics, write_skipped
@@ -104,7 +106,8 @@ def _carry_out(claim: Claim, fabric: Fabric) -> None:
     try:
         refuse_uneven_batches(claim.config, fabric.world_size)
         domains = main_process_first(fabric, lambda: _open_all(claim.config, is_main))
-        config = _with_chosen_taps(claim, domains, fabric).config
+        claim = _with_measured_frame(_with_chosen_taps(claim, domains, fabric), domains, fabric)
+        config = claim.config
         method = build_for_run(config, domains.source, domains.target)
         phases = method.phases()  # may refuse: now, not after all features are computed
         refuse_single_images(method, config, fabric.world_size)
@@ -115,7 +118,8 @@ def _carry_out(claim: Claim, fabric: Fabric) -> None:
             claim.release()
         raise
     if is_main:
-        describe_start(config, domains.source, domains.target, str(fabric.device))
+        steps = spans(phases, method.problem.steps)[-1].stop
+        describe_start(config, domains.source, domains.target, str(fabric.device), steps)
     _Run(fabric, method, phases, domains, tracking, config, claim.folder).carry_out()
 
 
@@ -147,8 +151,22 @@ def _with_chosen_taps(claim: Claim, domains: Domains, fabric: Fabric) -> Claim:
     def choose() -> tuple[str | None, str | None]:
         return choose_taps(claim.config, domains.source, domains.target, fabric.device)
 
-    taps = told_by_main_process(fabric, choose)
-    claim = replace(claim, config=with_taps(claim.config, *taps))
+    return _with_config(claim, with_taps(claim.config, *told_by_main_process(fabric, choose)), fabric)
+
+
+def _with_measured_frame(claim: Claim, domains: Domains, fabric: Fabric) -> Claim:
+    """As above, for --frame auto."""
+    if claim.config.model.frame != AUTO:
+        return claim
+
+    def measure() -> str:
+        return choose_frame(claim.config, domains.source, domains.target, fabric.device)
+
+    return _with_config(claim, with_frame(claim.config, told_by_main_process(fabric, measure)), fabric)
+
+
+def _with_config(claim: Claim, config: Config, fabric: Fabric) -> Claim:
+    claim = replace(claim, config=config)
     if fabric.is_global_zero:
         keep_config(claim)
     return claim
@@ -187,9 +205,10 @@ def open_inputs(
     method.to(fabric.device)
     preprocess = Preprocess(data.crop, backbone.mean, backbone.std, fabric.device)
     stem = stem_of(backbone, data.crop, config.model.feature_format)
+    assert config.model.views is not None  # complete
     inputs = FeatureInputs(preprocess, stem, config.model.views, data.cache)
     visible = visible and fabric.is_global_zero
-    jobs = inputs.jobs(method.recipes, views_needed(inputs, phases, domains, config))
+    jobs = inputs.jobs(method.recipes, views_needed(phases, domains, config))
     main_process_first(fabric, lambda: inputs.prepare(jobs, visible))
     both = (domains.source.pixels, domains.target.pixels)
     main_process_first(fabric, lambda: inputs.prepare_pools(method.recipes, both, visible))
@@ -197,15 +216,13 @@ def open_inputs(
     return inputs
 
 
-def views_needed(
-    inputs: FeatureInputs, phases: Sequence[Phase], domains: Domains, config: Config
-) -> list[tuple[Pixels, range]]:
-    """Training views of both domains; test views of images that a run answers for, measures or sweeps over."""
-    sweeps_source = any("source" in phase.sweeps for phase in phases) or bool(config.output.tracked)
-    sets = [
-        (domains.source.pixels, inputs.every_view if sweeps_source else inputs.training_views),
-        (domains.target.pixels, inputs.every_view),
-    ]
+def views_needed(phases: Sequence[Phase], domains: Domains, config: Config) -> list[tuple[Pixels, range]]:
+    """Test views that a run sweeps over, measures or answers for. Others are computed when a step needs them."""
+    looks = any(phase.start is not None or phase.round is not None for phase in phases)
+    sweeps_source = looks and any("source" in phase.sweeps for phase in phases)
+    sets = [(domains.target.pixels, TEST_VIEW)]
+    if sweeps_source or config.output.tracked:
+        sets = [(domains.source.pixels, TEST_VIEW), *sets]
     return sets if domains.truth is None else [*sets, (domains.truth.pixels, TEST_VIEW)]
 
 
@@ -237,7 +254,7 @@ class _Run:
         self.training.run()
         share_buffers(self.fabric, self.method)
         facts = {
-            "steps": self.config.training.steps,
+            "steps": self.training.steps,
             "images_per_second": self.training.images_per_second(),
             "peak_memory_bytes": peak_memory_bytes(self.fabric.device),
             "seconds": self.training.seconds_before + time.monotonic() - self.started,

@@ -7,7 +7,7 @@ in the cache, so their cost is not lost.
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -21,9 +21,9 @@ from unida.config import Config
 from unida.data.augment import Preprocess
 from unida.data.pixels import Pixels
 from unida.features.inputs import Inputs, PixelInputs
-from unida.features.kept import FeatureInputs
+from unida.features.kept import FeatureInputs, Job
 from unida.features.stem import stem_of
-from unida.methods.base import DomainName, Method, Phase
+from unida.methods.base import DomainName, Method, Phase, spans
 from unida.recipes.base import ImageRecipe, Made, Recipe, SetRecipe
 from unida.runs.pipeline import Domains, views_needed
 from unida.training.batches import AllImages, BatchStream
@@ -57,8 +57,11 @@ def rehearse(fabric: Fabric, method: Method, domains: Domains, config: Config) -
     backbone = method.backbone
     inputs: Inputs = PixelInputs(config.data.crop, backbone.mean, backbone.std, fabric.device)
     if backbone.frozen_at is not None:
-        full = _open_features(fabric, method, config, config.model.views)
-        missing = full.count_missing(full.jobs(method.recipes, views_needed(full, phases, domains, config)))
+        views = config.model.views
+        assert views is not None  # complete
+        full = _open_features(fabric, method, config, views)
+        missing = full.count_missing(full.jobs(method.recipes, views_needed(phases, domains, config)))
+        missing += _views_drawn(full, phases, domains, config)
         missing += full.count_missing_in_pools(method.recipes, (domains.source.pixels, domains.target.pixels))
         kept = missing * 2 * int(np.prod(full.stem.shape))
         per_view = full.seconds_per_view(domains.target.pixels, np.arange(len(domains.target.pixels)))
@@ -76,6 +79,24 @@ def rehearse(fabric: Fabric, method: Method, domains: Domains, config: Config) -
     shown = training.images_here // max(1, training.steps_here)
     answers = len(domains.target.pixels) * per_answer
     return Rehearsal(missing, kept, missing * per_view, rounds, in_rounds, shown, in_steps, answers)
+
+
+def _views_drawn(inputs: FeatureInputs, phases: Sequence[Phase], domains: Domains, config: Config) -> int:
+    """Random views that steps will draw and that are not kept yet: about, as some are drawn twice."""
+    steps, size = config.training.steps, config.training.batch_size
+    assert steps is not None  # complete
+    shares = [(len(span), phase) for span, phase in zip(spans(phases, steps), phases, strict=True) if phase.turns]
+    drawn = {
+        id(domains.source.pixels): size * sum(count for count, phase in shares if phase.source is not None),
+        id(domains.target.pixels): size * sum(count for count, phase in shares if phase.target),
+    }
+    total = 0.0
+    for pixels in (domains.source.pixels, domains.target.pixels):
+        every = len(pixels) * inputs.views
+        if every:
+            share = 1 - (1 - 1 / every) ** drawn[id(pixels)]
+            total += share * inputs.count_missing([Job(pixels, inputs.training_views)])
+    return round(total)
 
 
 def _time_phase(

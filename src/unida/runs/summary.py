@@ -47,7 +47,7 @@ def metric_lines(numbers: Mapping[str, float | None]) -> list[str]:
     return [f"  {name:<{width}}  {percent(numbers[name]):>5}  {note}" for name, note in METRIC_NOTES.items()]
 
 
-def describe_start(config: Config, source: Source, target: Target, device: str) -> None:
+def describe_start(config: Config, source: Source, target: Target, device: str, steps: int) -> None:
     training = config.training
     log.info(
         "source: %d images of %d classes; target: %d images",
@@ -60,16 +60,10 @@ def describe_start(config: Config, source: Source, target: Target, device: str) 
             log.warning("skipped %d file(s) of the %s:", len(skipped), name)
         for item in skipped:
             log.warning("  %s: %s", printable(item.path), item.reason)
-    log.info(
-        "%s on %s, %d steps of %d + %d images, seed %d, on %s",
-        method_name(config),
-        config.model.backbone,
-        training.steps,
-        training.batch_size,
-        training.batch_size,
-        training.seed,
-        device,
-    )
+    size = training.batch_size
+    how = f"{steps} steps of {size} + {size} images" if steps else "heads solved on all images, without steps"
+    what = f"{method_name(config)} on {config.model.backbone} (--train {config.model.train}, {training.regime} regime)"
+    log.info("%s, %s, seed %d, on %s", what, how, training.seed, device)
 
 
 def describe_end(

@@ -54,8 +54,9 @@ class Training:
         self.evaluate = evaluate
         steps, checkpoint_every = config.training.steps, config.output.checkpoint_every
         assert steps is not None and checkpoint_every is not None  # complete
-        self.steps, self.checkpoint_every = steps, checkpoint_every
+        self.checkpoint_every = checkpoint_every
         self.spans = spans(phases, steps)
+        self.steps = self.spans[-1].stop  # none, if all that there is to learn is solved when phases start
         expect_unused_parameters(fabric, not all(covers_all(turn, method) for phase in phases for turn in phase.turns))
         self.wrapped = fabric.setup_module(method)
         self.scaler = getattr(fabric.strategy.precision, "scaler", None)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from unida.models.options import AUTO
 from unida.support.options import LARGEST_INTEGER, check_numbers, shown
 
 LARGEST_BATCH = 1_000_000
@@ -12,7 +13,15 @@ LARGEST_BATCH = 1_000_000
 class TrainingOptions:
     method: str = "ovanet"
     """Train with this method; see: unida methods."""
-    steps: Annotated[int | None, shown("N", "(default: 300; with a GPU the method's own, see: unida methods)")] = None
+    regime: Annotated[
+        Literal["auto", "kept", "published"], shown("kept|published", "(default: kept, or published with --train all)")
+    ] = AUTO
+    """kept: keep what the pretrained network knows. Its BatchNorm statistics stay, and the heads are solved on the
+    features of all images. With a frozen backbone there is nothing else to learn: no steps. published: as in the
+    methods' papers, step by step from random heads."""
+    steps: Annotated[
+        int | None, shown("N", "(default: the method's own, see: unida methods; 300 with --train tail and no GPU)")
+    ] = None
     """Training steps (OVANet's paper: 10,000; DCC's code: 3,000)."""
     batch_size: int = 36
     """Images of each domain in a step, over all processes (OVANet, DCC, UAN: 36)."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from unida.errors import UserError
 from unida.methods.spa.options import SPAOptions
-from unida.models.backbone import POOLED, Backbone
+from unida.models.backbone import Backbone
 from unida.models.words import Words, histogram
 
 ROOT_SHARE = 0.25  # length of a histogram with scale "root", as a share of the pooled features' length
@@ -33,8 +33,8 @@ class WordBackbone(nn.Module):
         super().__init__()
         self.backbone, self.options = backbone, options
         self.tap = options.spa_tap or backbone.taps[-1]
-        _refuse_frozen_tap(backbone, self.tap, given=options.spa_tap is not None)
-        channels = backbone.num_features if backbone.frozen_at == POOLED else backbone.channels(self.tap)
+        _refuse_frozen_tap(backbone, self.tap)
+        channels = backbone.channels(self.tap)
         count = options.spa_vocabulary
         assert count is not None and options.spa_similarity is not None and options.spa_temperature is not None
         self.vocabulary = Words(channels, count, options.spa_similarity, options.spa_temperature)
@@ -54,7 +54,7 @@ class WordBackbone(nn.Module):
         """Images, or kept features instead of them → (B, num_features)."""
         options, parts = self.options, []
         state = self.backbone.state(images, upto=self.tap)
-        features = map_at(self.backbone, state, self.tap)
+        features = self.backbone.spatial(state, self.tap)
         log_words = None
         if options.spa_words == "off" or options.spa_place == "beside":
             parts.append(self._pooled(state))
@@ -68,8 +68,6 @@ class WordBackbone(nn.Module):
     @property
     def read_by_words(self) -> set[int]:
         """Ids of the backbone's parameters that words depend on."""
-        if self.backbone.frozen_at == POOLED:
-            return set()
         return {id(p) for p in self.backbone.parameters_upto(self.tap)}
 
     @property
@@ -80,7 +78,7 @@ class WordBackbone(nn.Module):
 
     def map(self, images: Tensor) -> Tensor:
         """The features that words are read from: (B, D, H, W)."""
-        return map_at(self.backbone, self.backbone.state(images, upto=self.tap), self.tap)
+        return self.backbone.spatial(self.backbone.state(images, upto=self.tap), self.tap)
 
     def log_words(self, features: Tensor) -> Tensor:
         """log φ of a map (B, D, H, W) for the losses on words themselves: (B, U, K)."""
@@ -88,8 +86,6 @@ class WordBackbone(nn.Module):
 
     def _pooled(self, state: Tensor) -> Tensor:
         backbone = self.backbone
-        if backbone.frozen_at == POOLED:
-            return state
         return backbone.pool(state if self.tap == backbone.taps[-1] else backbone.run(state, after=self.tap))
 
     def pooled_length(self, images: Tensor) -> Tensor:
@@ -120,16 +116,13 @@ class WordBackbone(nn.Module):
             self.seen = None
 
 
-def map_at(backbone: Backbone, state: Tensor, tap: str) -> Tensor:
-    """The state as (B, D, H, W). If the whole backbone is frozen, there are only pooled vectors: one location."""
-    return state[:, :, None, None] if backbone.frozen_at == POOLED else backbone.spatial(state, tap)
-
-
-def _refuse_frozen_tap(backbone: Backbone, tap: str, given: bool) -> None:
-    frozen = backbone.frozen_at
-    if frozen == POOLED and given:
-        raise UserError("--spa.tap has no effect with --train head, which keeps pooled vectors only: leave it out")
-    if frozen in backbone.taps and tap in backbone.taps and backbone.taps.index(tap) <= backbone.taps.index(frozen):
+def _refuse_frozen_tap(backbone: Backbone, tap: str) -> None:
+    """Words before the end of the frozen part would need a second set of kept features."""
+    frozen, place = backbone.frozen_at, backbone.position(tap)
+    if frozen is None or place > backbone.position(frozen):
+        return
+    is_whole = not any(parameter.requires_grad for parameter in backbone.parameters())
+    if not (is_whole and tap == frozen):
         raise UserError(
             f"--spa.tap {tap} is not after --tap {frozen}, where the frozen part ends: choose a later --spa.tap, "
             "or an earlier --tap"

@@ -46,9 +46,9 @@ from unida.methods.base import (
     Want,
     spans,
 )
-from unida.methods.spa.backbone import Seen, WordBackbone, map_at
+from unida.methods.spa.backbone import Seen, WordBackbone
 from unida.methods.spa.options import SPAOptions
-from unida.models.backbone import POOLED, Backbone
+from unida.models.backbone import Backbone
 from unida.models.words import histogram, prototype_alignment_score, usage_gap, word_entropy
 from unida.pretext.count import Count
 from unida.support.random import generator, torch_seed
@@ -106,10 +106,13 @@ class SPA(Method):
 
     def phases(self) -> list[Phase]:
         """The method's phases, each with the losses on words."""
-        if self.options.spa_anchored == "on" and self.has_entropy:
-            self._pretrained = (copy.deepcopy(self.backbone),)
-        self._tell_if_words_are_fixed()
         phases = self.method.phases()
+        if not any(phase.turns for phase in phases):
+            log.info(
+                "backbone and words are fixed, so SPA's losses have nothing to change: with --train tail they have"
+            )
+        elif self.options.spa_anchored == "on" and self.has_entropy:
+            self._pretrained = (copy.deepcopy(self.backbone),)
         steps = spans(phases, self.problem.steps)
         self._without_source = [span for phase, span in zip(phases, steps, strict=True) if phase.source is None]
         first, *others = (self._with_word_losses(phase) for phase in phases)
@@ -254,7 +257,7 @@ class SPA(Method):
         backbone = self._pretrained[0].to(images.device).eval()
         backbone.starts_at_tap = self.backbone.starts_at_tap
         tap = self.words.tap
-        return self.words.vocabulary(map_at(backbone, backbone.state(images, upto=tap), tap)).argmax(dim=-1)
+        return self.words.vocabulary(backbone.spatial(backbone.state(images, upto=tap), tap)).argmax(dim=-1)
 
     def _watch(self, features: Tensor, log_words: Tensor) -> None:
         """The paper's PAS, which should rise, and signs of a collapse: all locations are sure of the same few words.
@@ -303,13 +306,6 @@ class SPA(Method):
         merged = self.task.merge_bins((self.words.log_words(self.words.map(it.images)), it.labels) for it in made)
         classes = " ".join(str(bin + 1) for bin in merged)
         log.info("pretext classes of 1 to %d images: %s", self.task.recipe.cells, classes)
-
-    def _tell_if_words_are_fixed(self) -> None:
-        if self.backbone.frozen_at == POOLED and not self.prototypes.requires_grad:
-            log.info(
-                "--train head fixes the backbone, and the words are fixed too: SPA's losses change nothing, only the "
-                "method's heads learn; with --train tail they work"
-            )
 
     def measures(self) -> Mapping[str, Callable[[Tensor], Tensor]]:
         def pas(images: Tensor) -> Tensor:
