@@ -208,7 +208,7 @@ OPTIONS: list[Case] = [
     ({"--weights": "gone.pth"}, ("gone.pth", "--weights takes a .safetensors or .pth file, or 'none'")),
     (garbage_weights, ("weights.safetensors", "re-save its state_dict as safetensors")),
     ({"--backbone": "resnt18"}, ("'resnt18'", "did you mean 'resnet18")),
-    ({"--backbone": "xcit_nano_12_p16_224", "--train": "tail"}, ("--train tail", "'xcit_nano_12_p16_224'", "all or head")),
+    ({"--backbone": "xcit_nano_12_p16_224", "--train": "tail"}, ("--train tail", "'xcit_nano_12", "all or head")),
     ({"--backbone": "test_vit", "--crop": 30}, ("--crop 30", "'test_vit'", "divisible by patch size")),
 ]
 
