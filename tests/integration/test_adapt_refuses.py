@@ -205,8 +205,8 @@ OPTIONS: list[Case] = [
     ({"--method": "source-only", "--entropy-weight": 1}, ("'--entropy-weight'", "unida adapt --help")),
     ({"--oracle-best": True}, ("--oracle-best", "--eval-every N")),
     ({"--accelerator": "abacus"}, ("--accelerator abacus", "cpu")),
-    ({"--weights": "gone.pth"}, ("gone.pth", "--weights takes a .safetensors or .pth file, or 'none'")),
-    (garbage_weights, ("weights.safetensors", "re-save its state_dict as safetensors")),
+    ({"--weights": "gone.pth"}, ("gone.pth", "--weights takes a .safetensors or .pth file, 'hub@REVISION' or 'none'")),
+    (garbage_weights, ("weights.safetensors", "is damaged, or no weight file")),
     ({"--backbone": "resnt18"}, ("'resnt18'", "did you mean 'resnet18")),
     ({"--backbone": "test_vit", "--crop": 30}, ("--crop 30", "'test_vit'", "divisible by patch size")),
 ]
