@@ -186,7 +186,7 @@ def open_inputs(
         return PixelInputs(data.crop, backbone.mean, backbone.std, fabric.device)
     method.to(fabric.device)
     preprocess = Preprocess(data.crop, backbone.mean, backbone.std, fabric.device)
-    stem = stem_of(backbone, data.crop, config.model.feature_format)
+    stem = stem_of(backbone, data.crop, config.model.feature_format, config.model.engine)
     inputs = FeatureInputs(preprocess, stem, config.model.views, data.cache)
     visible = visible and fabric.is_global_zero
     jobs = inputs.jobs(method.recipes, views_needed(inputs, phases, domains, config))
