@@ -7,7 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from unida.features.engines import open_engine
 from unida.models.backbone import Backbone
+from unida.models.options import EngineName
 from unida.models.weights import fingerprint
 
 FeatureFormat = Literal["fp16", "bf16"]
@@ -20,7 +22,7 @@ class Stem:
 
     Attributes:
         run: images (B, 3, H, W) → the input of the rest of the network (B, *shape).
-        key: identifies the stem: weights, tap, normalisation.
+        key: identifies the stem: weights, tap, normalisation, and the engine if it is not torch.
     """
 
     run: Callable[[Tensor], Tensor]
@@ -29,11 +31,12 @@ class Stem:
     format: FeatureFormat
 
 
-def stem_of(backbone: Backbone, crop: int, number_format: FeatureFormat) -> Stem:
+def stem_of(backbone: Backbone, crop: int, number_format: FeatureFormat, engine: EngineName = "torch") -> Stem:
     """The part of a backbone that `Backbone.freeze` froze; BatchNorm there uses its kept statistics."""
     backbone.eval()
     device = next(backbone.parameters()).device
     with torch.inference_mode():
         shape = tuple(backbone.stem(torch.zeros(1, 3, crop, crop, device=device)).shape[1:])
+    run, engine_key = open_engine(backbone, crop, engine)
     key = f"{fingerprint(backbone)} {backbone.frozen_at} {backbone.mean} {backbone.std}"
-    return Stem(backbone.stem, shape, key, number_format)
+    return Stem(run, shape, f"{key} {engine_key}" if engine_key else key, number_format)

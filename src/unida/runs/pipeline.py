@@ -204,7 +204,7 @@ def open_inputs(
         return PixelInputs(data.crop, backbone.mean, backbone.std, fabric.device)
     method.to(fabric.device)
     preprocess = Preprocess(data.crop, backbone.mean, backbone.std, fabric.device)
-    stem = stem_of(backbone, data.crop, config.model.feature_format)
+    stem = stem_of(backbone, data.crop, config.model.feature_format, config.model.engine)
     assert config.model.views is not None  # complete
     inputs = FeatureInputs(preprocess, stem, config.model.views, data.cache)
     visible = visible and fabric.is_global_zero

@@ -22,7 +22,7 @@ from unida.data.augment import Preprocess
 from unida.data.pixels import Pixels
 from unida.features.inputs import Inputs, PixelInputs
 from unida.features.kept import FeatureInputs, Job
-from unida.features.stem import stem_of
+from unida.features.stem import Stem, stem_of
 from unida.methods.base import DomainName, Method, Phase, spans
 from unida.recipes.base import ImageRecipe, Made, Recipe, SetRecipe
 from unida.runs.pipeline import Domains, views_needed
@@ -57,15 +57,16 @@ def rehearse(fabric: Fabric, method: Method, domains: Domains, config: Config) -
     backbone = method.backbone
     inputs: Inputs = PixelInputs(config.data.crop, backbone.mean, backbone.std, fabric.device)
     if backbone.frozen_at is not None:
+        stem = stem_of(backbone, config.data.crop, config.model.feature_format, config.model.engine)
         views = config.model.views
         assert views is not None  # complete
-        full = _open_features(fabric, method, config, views)
+        full = _open_features(fabric, method, config, stem, views)
         missing = full.count_missing(full.jobs(method.recipes, views_needed(phases, domains, config)))
         missing += _views_drawn(full, phases, domains, config)
         missing += full.count_missing_in_pools(method.recipes, (domains.source.pixels, domains.target.pixels))
         kept = missing * 2 * int(np.prod(full.stem.shape))
         per_view = full.seconds_per_view(domains.target.pixels, np.arange(len(domains.target.pixels)))
-        inputs = _prepare_sample(fabric, method, config, list(sample_of.values()))
+        inputs = _prepare_sample(fabric, method, config, stem, list(sample_of.values()))
     inputs = _SampledInputs(inputs, sample_of)
     stream = _RehearsalStream(domains.source, domains.target, inputs, config, fabric, method.recipes)
     with _quietly():
@@ -148,15 +149,15 @@ def _sample(pixels: Pixels, size: int) -> Pixels:
     return pixels.subset(np.arange(min(len(pixels), max(size, FEWEST_IMAGES))))
 
 
-def _open_features(fabric: Fabric, method: Method, config: Config, views: int) -> FeatureInputs:
+def _open_features(fabric: Fabric, method: Method, config: Config, stem: Stem, views: int) -> FeatureInputs:
     backbone, data = method.backbone, config.data
     preprocess = Preprocess(data.crop, backbone.mean, backbone.std, fabric.device)
-    return FeatureInputs(preprocess, stem_of(backbone, data.crop, config.model.feature_format), views, data.cache)
+    return FeatureInputs(preprocess, stem, views, data.cache)
 
 
-def _prepare_sample(fabric: Fabric, method: Method, config: Config, samples: list[Pixels]) -> FeatureInputs:
+def _prepare_sample(fabric: Fabric, method: Method, config: Config, stem: Stem, samples: list[Pixels]) -> FeatureInputs:
     """One training view and the test view of the sample's images; the smallest pool for recipes of several images."""
-    inputs = _open_features(fabric, method, config, views=1)
+    inputs = _open_features(fabric, method, config, stem, views=1)
     recipes = {name: _with_small_pool(recipe) for name, recipe in method.recipes.items()}
     with _quietly():
         inputs.prepare(inputs.jobs(recipes, [(pixels, inputs.every_view) for pixels in samples]), visible=False)
