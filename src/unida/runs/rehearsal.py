@@ -134,9 +134,7 @@ def _open_features(fabric: Fabric, method: Method, config: Config, stem: Stem, v
     return FeatureInputs(preprocess, stem, views, data.cache)
 
 
-def _prepare_sample(
-    fabric: Fabric, method: Method, config: Config, stem: Stem, samples: list[Pixels]
-) -> FeatureInputs:
+def _prepare_sample(fabric: Fabric, method: Method, config: Config, stem: Stem, samples: list[Pixels]) -> FeatureInputs:
     """One training view and the test view of the sample's images; the smallest pool for recipes of several images."""
     inputs = _open_features(fabric, method, config, stem, views=1)
     recipes = {name: _with_small_pool(recipe) for name, recipe in method.recipes.items()}
