@@ -208,7 +208,7 @@ def test_cost_of_training_the_tail_reports_what_is_kept_and_where(work: Path) ->
 
 @pytest.mark.usefixtures("clock")
 def test_cost_grows_with_steps_and_images(work: Path) -> None:
-    lines = lines_of(work, train="tail", steps=100)
+    lines = lines_of(work, train="tail", steps=100, engine="torch")  # the clock watches torch
     # A quarter of a second for each of 45 views, of 100 times 4 + 4 images, and of 9 answers.
     assert lines[-3].endswith(", 11 s")
     assert lines[-2:] == ["training: 3 min 20 s", "in all, on this machine: about 3 min 34 s"]

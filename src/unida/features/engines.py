@@ -109,7 +109,7 @@ class _Frozen(nn.Module):
 
     def __init__(self, backbone: Backbone, crop: int) -> None:
         super().__init__()
-        self.backbone = copy.deepcopy(backbone).to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        self.backbone = copy.deepcopy(backbone).to(memory_format=torch.contiguous_format)
         if isinstance(self.backbone.model, VisionTransformer):
             # timm fits the place embedding to the image's size in every call, and OpenVINO's bicubic resize is another.
             self.backbone.model.set_input_size(img_size=(crop, crop))
