@@ -163,7 +163,6 @@ def complete(config: Config, has_gpu: bool) -> Config:
     lr = training.lr if training.lr is not None else card.lr
     train = model.train if model.train != AUTO else "all" if has_gpu else "head"
     regime = training.regime if training.regime != AUTO else PUBLISHED if train == "all" else KEPT
-    is_slow = not has_gpu and train != "head"  # a step trains layers of the backbone on a CPU
     weights = model.weights
     if weights is not None and weights != NO_WEIGHTS and pinned_revision(weights) is None:
         weights = str(Path(weights).absolute())
@@ -181,12 +180,12 @@ def complete(config: Config, has_gpu: bool) -> Config:
         training=replace(
             training,
             regime=regime,
-            steps=training.steps or (300 if is_slow else card.steps),
+            steps=training.steps or (card.steps if has_gpu else 300),
             lr=lr,
             backbone_lr=training.backbone_lr if training.backbone_lr is not None else 0.1 * lr,
         ),
         spa=resolve(config.spa) if config.spa.spa else config.spa,
-        output=replace(output, checkpoint_every=output.checkpoint_every or (500 if has_gpu else 50), resume=False),
+        output=replace(output, checkpoint_every=output.checkpoint_every or (500 if has_gpu or train == "head" else 50), resume=False),
     )
     return check(completed)  # the machine's defaults may not fit the user's choices
 

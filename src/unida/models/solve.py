@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from unida.support.progress import progress
 
 ITERATIONS, AT_A_TIME = 150, 10
-L2 = 1.5e-4  # for a loss that is a mean over images and features of unit length
+L2 = 7.5e-5  # for a loss that is a mean over images and features of unit length
 
 
 @torch.no_grad()

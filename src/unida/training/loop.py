@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from lightning_fabric import Fabric
-from torch import Tensor
+from torch import Tensor, nn
 
 from unida.config import Config, fingerprint_of
 from unida.data.pixels import Pixels
@@ -62,6 +62,7 @@ class Training:
         self.scaler = getattr(fabric.strategy.precision, "scaler", None)
         self.place = -1  # position of the current phase in `phases`
         self.optimisers: dict[str, Any] = {}  # of its turns
+        self.learning: list[nn.Parameter] = []
         self.latest: dict[str, Losses] = {}  # the last losses of each turn
         self.checkpoint = None if folder is None else folder / "checkpoint" / "resume.safetensors"
         self.saved_step: int | None = None  # step of the last checkpoint
@@ -129,6 +130,7 @@ class Training:
 
     def _set_optimisers(self) -> None:
         self.latest = {}
+        self.learning = [p for p in self.method.parameters() if p.requires_grad]
         built = [build_optimiser(turn, self.config.training) for turn in self.phase.turns]
         ready = [self.fabric.setup_optimizers(optimiser) for optimiser in built]
         self.optimisers = {turn.name: optimiser for turn, optimiser in zip(self.phase.turns, ready, strict=True)}
@@ -164,7 +166,8 @@ class Training:
         if training.clip_norm is not None:
             self.fabric.clip_gradients(self.wrapped, optimiser, max_norm=training.clip_norm, error_if_nonfinite=False)
         optimiser.step()
-        self.method.zero_grad(set_to_none=True)  # all: a turn's gradients reach parameters that are not its own
+        for parameter in self.learning:  # all: a turn's gradients reach parameters that are not its own
+            parameter.grad = None
         return {name: loss.detach() for name, loss in losses.items()}
 
     def features_of(self, pixels: Pixels) -> Tensor | None:

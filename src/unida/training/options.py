@@ -20,7 +20,7 @@ class TrainingOptions:
     features of all images. With a frozen backbone there is nothing else to learn: no steps. published: as in the
     methods' papers, step by step from random heads."""
     steps: Annotated[
-        int | None, shown("N", "(default: the method's own, see: unida methods; 300 with --train tail and no GPU)")
+        int | None, shown("N", "(default: 300; with a GPU the method's own, see: unida methods)")
     ] = None
     """Training steps (OVANet's paper: 10,000; DCC's code: 3,000)."""
     batch_size: int = 36
