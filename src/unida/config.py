@@ -185,7 +185,11 @@ def complete(config: Config, has_gpu: bool) -> Config:
             backbone_lr=training.backbone_lr if training.backbone_lr is not None else 0.1 * lr,
         ),
         spa=resolve(config.spa) if config.spa.spa else config.spa,
-        output=replace(output, checkpoint_every=output.checkpoint_every or (500 if has_gpu or train == "head" else 50), resume=False),
+        output=replace(
+            output,
+            checkpoint_every=output.checkpoint_every or (500 if has_gpu or train == "head" else 50),
+            resume=False,
+        ),
     )
     return check(completed)  # the machine's defaults may not fit the user's choices
 

