@@ -64,8 +64,9 @@ class ModelOptions:
     feature_format: Literal["fp16", "bf16"] = "fp16"
     """Number format of kept features."""
     engine: EngineName = "auto"
-    """What computes kept features on a CPU, with --train tail or head. openvino: 2 to 4 times as fast as torch; pip
-    install "unida[fast]". auto: openvino if it is installed and can run the backbone, else torch."""
+    """What computes kept features on a CPU, with --train tail or head. openvino: 2 to 3 times as fast as torch on
+    convolutional networks; pip install "unida[fast]". auto: openvino if it is installed and can run the backbone, else
+    torch."""
 
     def check(self) -> None:
         check_numbers(self, "views", least=0, most=MOST_VIEWS)
