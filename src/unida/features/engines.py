@@ -7,6 +7,7 @@ what 16 bits round away: it computes in float32, and is compared with torch befo
 
 import copy
 import importlib
+import importlib.metadata
 import importlib.util
 import logging
 import sys
@@ -34,27 +35,41 @@ class Engine(NamedTuple):
 
 
 def open_engine(backbone: Backbone, crop: int, name: EngineName) -> Engine:
-    """The engine of that name for a backbone in evaluation mode; with "auto", the fastest one that works here."""
-    in_torch = Engine(backbone.stem, "")
+    """The engine of that name; with "auto", the one that is likely to be the fastest here.
+
+    It is made ready when it is first run, which takes seconds: if all features are kept already, it never is.
+    """
     on_cpu = next(backbone.parameters()).device.type == "cpu"
-    if name == TORCH or (name == AUTO and not (on_cpu and importlib.util.find_spec(OPENVINO))):
-        return in_torch
+    is_installed = importlib.util.find_spec(OPENVINO) is not None
+    gains = not isinstance(backbone.model, VisionTransformer)  # plain ones are as fast in torch (docs/performance.md)
+    if name == TORCH or (name == AUTO and not (on_cpu and is_installed and gains)):
+        return Engine(backbone.stem, "")
     if not on_cpu:
         raise UserError(f"--engine {name} computes on a CPU only: leave it out, or add --accelerator cpu")
-    if importlib.util.find_spec(OPENVINO) is None:
+    if not is_installed:
         raise UserError(f'--engine {name} is not installed: pip install "unida[fast]", or leave it out')
+    ready: list[Callable[[Tensor], Tensor]] = []
+
+    def run(images: Tensor) -> Tensor:
+        if not ready:
+            ready.append(_open_or_fall_back(backbone, crop, name))
+        return ready[0](images)
+
+    return Engine(run, f"{OPENVINO} {importlib.metadata.version(OPENVINO)} f32")
+
+
+def _open_or_fall_back(backbone: Backbone, crop: int, name: EngineName) -> Callable[[Tensor], Tensor]:
     try:
-        engine = _open_openvino(backbone, crop)
+        return _open_openvino(backbone, crop)
     except Exception as error:  # a converter can fail in any way
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), repr(error)).rstrip(".")
         if name != AUTO:
             raise UserError(f"--engine {name} cannot run {backbone.name} ({reason}): leave it out") from error
         log.info("features: %s cannot run %s (%s); torch computes them", OPENVINO, backbone.name, reason)
-        return in_torch
-    return engine
+        return backbone.stem
 
 
-def _open_openvino(backbone: Backbone, crop: int) -> Engine:
+def _open_openvino(backbone: Backbone, crop: int) -> Callable[[Tensor], Tensor]:
     openvino = _import_openvino()
     request = _compile(openvino, backbone, crop)
 
@@ -63,7 +78,7 @@ def _open_openvino(backbone: Backbone, crop: int) -> Engine:
         return torch.from_numpy(outputs[0])
 
     _compare(run, backbone, crop)
-    return Engine(run, f"{OPENVINO} {openvino.__version__} f32")
+    return run
 
 
 def _import_openvino() -> Any:

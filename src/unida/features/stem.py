@@ -32,11 +32,20 @@ class Stem:
 
 
 def stem_of(backbone: Backbone, crop: int, number_format: FeatureFormat, engine: EngineName = "torch") -> Stem:
-    """The part of a backbone that `Backbone.freeze` froze; BatchNorm there uses its kept statistics."""
+    """The part of a backbone that `Backbone.freeze` froze; BatchNorm there uses its kept statistics, also in a step."""
     backbone.eval()
     device = next(backbone.parameters()).device
     with torch.inference_mode():
         shape = tuple(backbone.stem(torch.zeros(1, 3, crop, crop, device=device)).shape[1:])
-    run, engine_key = open_engine(backbone, crop, engine)
+    compute, engine_key = open_engine(backbone, crop, engine)
+
+    def run(images: Tensor) -> Tensor:
+        was_training = backbone.training
+        backbone.eval()
+        try:
+            return compute(images)
+        finally:
+            backbone.train(was_training)
+
     key = f"{fingerprint(backbone)} {backbone.frozen_at} {backbone.mean} {backbone.std}"
     return Stem(run, shape, f"{key} {engine_key}" if engine_key else key, number_format)
