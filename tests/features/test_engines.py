@@ -17,6 +17,9 @@ from unida.features.stem import stem_of
 from unida.models.backbone import POOLED, Backbone, create_backbone
 
 
+IMAGES = torch.randn(2, 3, CROP, CROP, generator=torch.Generator().manual_seed(0))
+
+
 def broken(*_: object) -> None:
     raise RuntimeError("no such operation\nand a long trace")
 
@@ -24,6 +27,7 @@ def broken(*_: object) -> None:
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(engines.importlib.metadata, "version", lambda name: "1.0")
 
 
 @pytest.fixture
@@ -36,7 +40,7 @@ def not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_torch_keeps_its_key(backbone: Backbone) -> None:
     stem = stem_of(backbone, CROP, "fp16", "torch")
-    assert stem.run == backbone.stem
+    assert torch.equal(stem.run(IMAGES), backbone.stem(IMAGES))
     assert stem.key.endswith(f"{backbone.mean} {backbone.std}")  # features of earlier versions are found
 
 
@@ -71,7 +75,8 @@ def test_a_failed_conversion_falls_back_to_torch_with_one_line(
     monkeypatch.setattr(engines, "_open_openvino", broken)
     with caplog.at_level(logging.INFO, logger="unida"):
         stem = stem_of(backbone, CROP, "fp16", "auto")
-    assert stem.key == stem_of(backbone, CROP, "fp16", "torch").key
+        assert not caplog.records, "nothing is made ready before it is needed"
+        assert all(torch.equal(stem.run(IMAGES), backbone.stem(IMAGES)) for _ in range(2))
     assert [record.getMessage() for record in caplog.records] == [
         "features: openvino cannot run test_resnet (no such operation); torch computes them"
     ]
@@ -81,9 +86,21 @@ def test_a_failed_conversion_that_was_asked_for_is_an_error(
     backbone: Backbone, installed: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engines, "_open_openvino", broken)
+    stem = stem_of(backbone, CROP, "fp16", "openvino")
     with pytest.raises(UserError, match="--engine openvino cannot run test_resnet") as caught:
-        stem_of(backbone, CROP, "fp16", "openvino")
+        stem.run(IMAGES)
     assert "\n" not in str(caught.value)
+
+
+def test_inside_a_step_the_frozen_part_normalises_by_its_own_statistics(backbone: Backbone) -> None:
+    """Views are computed when a step first needs them: the network is in training mode then."""
+    stem = stem_of(backbone, CROP, "fp16", "torch")
+    expected, before = stem.run(IMAGES), {name: value.clone() for name, value in backbone.named_buffers()}
+    backbone.train()
+    assert torch.equal(stem.run(IMAGES), expected)
+    assert backbone.training
+    assert all(torch.equal(value, before[name]) for name, value in backbone.named_buffers())
+    backbone.eval()
 
 
 @pytest.mark.parametrize("wrong", [lambda x: x * 1.001, lambda x: x * float("nan")])
