@@ -16,7 +16,6 @@ from unida.features.kept import FeatureInputs
 from unida.features.stem import stem_of
 from unida.models.backbone import POOLED, Backbone, create_backbone
 
-
 IMAGES = torch.randn(2, 3, CROP, CROP, generator=torch.Generator().manual_seed(0))
 
 
