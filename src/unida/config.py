@@ -163,6 +163,7 @@ def complete(config: Config, has_gpu: bool) -> Config:
     lr = training.lr if training.lr is not None else card.lr
     train = model.train if model.train != AUTO else "all" if has_gpu else "head"
     regime = training.regime if training.regime != AUTO else PUBLISHED if train == "all" else KEPT
+    share = 0.1 if regime == PUBLISHED else 0.01
     weights = model.weights
     if weights is not None and weights != NO_WEIGHTS and pinned_revision(weights) is None:
         weights = str(Path(weights).absolute())
@@ -182,7 +183,7 @@ def complete(config: Config, has_gpu: bool) -> Config:
             regime=regime,
             steps=training.steps or (card.steps if has_gpu else 300),
             lr=lr,
-            backbone_lr=training.backbone_lr if training.backbone_lr is not None else 0.1 * lr,
+            backbone_lr=training.backbone_lr if training.backbone_lr is not None else share * lr,
         ),
         spa=resolve(config.spa) if config.spa.spa else config.spa,
         output=replace(
