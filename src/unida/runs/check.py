@@ -112,7 +112,11 @@ def _near_copies(source: Pixels, target: Pixels) -> list[str]:
 
 def _tell_cost(cost: Rehearsal, config: Config, frozen_at: str | None) -> list[str]:
     how = "all of it is trained" if frozen_at is None else f"frozen up to {frozen_at}, what follows is trained"
-    batches = f"{config.training.steps} steps of {cost.images_per_step} images"
+    if config.model.train == "head":
+        how = "all of it is frozen"
+    batches = (
+        f"{cost.steps} steps of {cost.images_per_step} images" if cost.steps else "heads are solved, without steps"
+    )
     lines = [f"{method_name(config)} on {config.model.backbone}: {how}; {batches}"]
     if frozen_at is not None:
         lines.append(

@@ -40,6 +40,7 @@ class Rehearsal:
     views_missing: int
     feature_bytes: int
     seconds_features: float
+    steps: int
     rounds: int
     seconds_rounds: float
     images_per_step: int
@@ -79,7 +80,7 @@ def rehearse(fabric: Fabric, method: Method, domains: Domains, config: Config) -
             rounds, in_rounds, in_steps = rounds + count, in_rounds + seconds, in_steps + per_step * len(span)
     shown = training.images_here // max(1, training.steps_here)
     answers = len(domains.target.pixels) * per_answer
-    return Rehearsal(missing, kept, missing * per_view, rounds, in_rounds, shown, in_steps, answers)
+    return Rehearsal(missing, kept, missing * per_view, training.steps, rounds, in_rounds, shown, in_steps, answers)
 
 
 def _views_drawn(inputs: FeatureInputs, phases: Sequence[Phase], domains: Domains, config: Config) -> int:
