@@ -55,7 +55,9 @@ def one_size(work: Path, per_class: int, steps: int) -> dict[str, float]:
         "cache": work / "cache",
         "image_size": 96,
         "crop": 80,
+        "backbone": "tf_efficientnet_lite0",
         "train": "tail",
+        "regime": "published",
     }
     with PeakMemory() as memory:
         start = time.perf_counter()

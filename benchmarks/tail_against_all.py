@@ -28,6 +28,7 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, default=Path(__file__).with_suffix(".csv"))
     options = parser.parse_args()
     task = {"benchmark": "office31", "root": options.root, "pair": "amazon:dslr", "method": "ovanet"}
+    task |= {"backbone": "tf_efficientnet_lite0", "regime": "published", "engine": "torch"}
     task |= {"neighbours": 0, "threshold": "method"}  # as papers answer: the curve is of features and heads alone
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)

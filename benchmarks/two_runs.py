@@ -53,6 +53,7 @@ def start(
 ) -> "subprocess.Popen[bytes]":
     words = ["adapt", "--source", folders.source, "--target", folders.target, "--out", work / f"{name}-{seed}"]
     words += ["--cache", work / "cache", "--image-size", 96, "--crop", 80, "--steps", steps, "--seed", seed]
+    words += ["--backbone", "tf_efficientnet_lite0", "--train", "tail", "--regime", "published"]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     command = [sys.executable, "-m", "unida", *map(str, words)]
     return subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)

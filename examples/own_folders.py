@@ -2,7 +2,8 @@
 
     python examples/own_folders.py [OUT] [STEPS]
 
-It draws its own pictures. For your photos, put your two folders into `unida.adapt`; leave out image_size and crop.
+It draws its own pictures. For your photos, put your two folders into `unida.adapt`; leave out
+the options from `backbone` to `crop`.
 """
 
 import sys
@@ -20,6 +21,8 @@ if __name__ == "__main__":
         source=folders.source,  # one sub-folder per class
         target=folders.target,  # any folder; names of sub-folders are not used in training
         out=OUT / "run",
+        backbone="tf_efficientnet_lite0",  # its weights come with unida[offline]; leave it out for better answers
+        train="tail",
         steps=STEPS,
         image_size=96,
         crop=80,
