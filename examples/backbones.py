@@ -6,7 +6,8 @@
     python examples/backbones.py --into docs/backbones.md                        # draws the tables again, from the csv
 
 Nothing is trained here. The csv has a line for each run: *alone* is each image by itself with the method's own
-threshold, as in papers; *together* is what `unida adapt` answers. In a page, the tables stand between two markers.
+threshold, as in papers; *together* is what `unida adapt` answers. In a page, the tables stand between two markers:
+`<!-- backbones.py -->` for all rows, `<!-- backbones.py: frozen -->` for HOS of frozen backbones alone.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from typing import Any
 import yaml
 from office31_tables import NAMES, SETTINGS, markdown
 
-BEGIN, END = "<!-- backbones.py -->", "<!-- backbones.py: end -->"
+ALL, FROZEN, END = "<!-- backbones.py -->", "<!-- backbones.py: frozen -->", "<!-- backbones.py: end -->"
 NUMBERS = ("hos", "auroc", "closed_accuracy")
 WAYS = {"alone": "method", "together": "auto"}  # with which threshold
 
@@ -36,13 +37,15 @@ def main() -> None:
         write_rows([row for folder in options.runs for row in rows_of(folder)], options.csv)
     if not options.csv.is_file():
         parser.error(f"--csv {options.csv} is not there: make it with --runs")
-    text = tables(read_rows(options.csv))
+    rows = read_rows(options.csv)
     for page in options.into:
         before = page.read_text(encoding="utf-8")
-        if not before.count(BEGIN) == before.count(END) == 1:
-            parser.error(f"--into {page} needs the lines '{BEGIN}' and '{END}', once each")
-        page.write_text(f"{before.split(BEGIN)[0]}{BEGIN}\n\n{text}\n\n{END}{before.split(END)[1]}", encoding="utf-8")
-    print(text)
+        begin = next((mark for mark in (ALL, FROZEN) if before.count(mark) == 1), None)
+        if begin is None or before.count(END) != 1:
+            parser.error(f"--into {page} needs the lines '{ALL}' or '{FROZEN}', and '{END}', once each")
+        text = tables(rows) if begin == ALL else short_table(rows)
+        page.write_text(f"{before.split(begin)[0]}{begin}\n\n{text}\n\n{END}{before.split(END)[1]}", encoding="utf-8")
+    print(tables(rows))
 
 
 def rows_of(folder: Path) -> list[Row]:
@@ -95,15 +98,35 @@ def table(rows: list[Row]) -> str:
     lines = []
     for key in dict.fromkeys(tuple(row[name] for name in ("backbone", "train", "regime", "method")) for row in rows):
         mine = [row for row in rows if tuple(row[name] for name in ("backbone", "train", "regime", "method")) == key]
-        seeds, pairs = sorted({row["seed"] for row in mine}), {row["pair"] for row in mine}
-        whole = [seed for seed in seeds if {row["pair"] for row in mine if row["seed"] == seed} == pairs]
-        numbers = [
-            spread([statistics.mean(row[f"{name}_{way}"] for row in mine if row["seed"] == seed) for seed in whole])
-            for name in NUMBERS
-            for way in WAYS
-        ]
-        lines.append([*key, f"{len(pairs)} × {len(whole)}", *numbers])
+        numbers = [by_seed(mine, f"{name}_{way}") for name in NUMBERS for way in WAYS]
+        pairs = len({row["pair"] for row in mine})
+        lines.append([*key, f"{pairs} × {len(numbers[0])}", *map(spread, numbers)])
     return markdown(head, lines)
+
+
+def short_table(rows: list[Row]) -> str:
+    """HOS of each backbone and method with a frozen backbone, both settings, alone and together."""
+    mine = [row for row in rows if (row["train"], row["regime"]) == ("head", "kept")]
+    lines = []
+    for backbone, method in dict.fromkeys((row["backbone"], row["method"]) for row in mine):
+        line = [f"`{backbone}`", method]
+        for setting in SETTINGS:
+            some = [
+                row for row in mine if (row["backbone"], row["method"], row["setting"]) == (backbone, method, setting)
+            ]
+            line += [spread(by_seed(some, f"hos_{way}")) if some else "not measured" for way in WAYS]
+        lines.append(line)
+    head = ["backbone", "method", *(f"{NAMES[setting]}, {way}" for setting in SETTINGS for way in WAYS)]
+    return markdown(head, lines)
+
+
+def by_seed(rows: list[Row], name: str) -> list[float]:
+    """The mean over pairs for each seed that has all of them."""
+    pairs = {row["pair"] for row in rows}
+    of_seed = {
+        seed: [row for row in rows if row["seed"] == seed] for seed in dict.fromkeys(row["seed"] for row in rows)
+    }
+    return [statistics.mean(row[name] for row in some) for some in of_seed.values() if len(some) == len(pairs)]
 
 
 def spread(values: list[float]) -> str:

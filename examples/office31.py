@@ -5,7 +5,7 @@
 
 A run that is finished is not run again, and one that was killed continues: call it again until the table is there. Two
 runs work side by side, one core each. The tables are written to OUT/results.md. OUT/results.csv has a line for every
-finished run in OUT, whatever this call was for (`office31_tables.py`, `readme_table.py` draw from it).
+finished run in OUT, whatever this call was for (`office31_tables.py` draws from it).
 """
 
 import argparse
