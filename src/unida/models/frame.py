@@ -2,13 +2,14 @@
 
     d = f / ‖f‖                                  a feature's direction
     z = d − m, at unit length again              m: the mean direction of the image's own domain
-    frame(f) = 15 · (√¾ z, ½)
+    frame(f) = 10 · (√¾ z, ½)
 
 Features of token models have signs, and lengths from 7 (TinyViT) to 47 (DINOv2). Heads without a bias were made for
 others: the mean of pooled ReLU features points away from zero, and serves as the bias. Without it, a one-vs-all
 classifier cannot say "no" to an image that looks like nothing it has seen. So the frame adds a constant. And it gives
-every feature one length, on which the temperature of heads with unit rows depends. Both are those of pooled
-EfficientNet-Lite0 features of photos: length 15, with a mean of half that length.
+every feature one length, on which the temperature of heads with unit rows depends. Pooled EfficientNet-Lite0 features of
+photos have a length of 15, with a mean of half of it. Here it is 10, which is softer: it suits domains that look less
+alike (docs/studies/features.md).
 
 Each domain has its own mean: what all images of a place have in common is the place, not a class.
 """
@@ -20,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-LENGTH = 15.0
+LENGTH = 10.0
 CONSTANT = 0.5  # as a share of the length
 PRIOR_IMAGES = 30  # of the source that count in the target's mean: few target images show few classes
 LEAST_MEAN = 0.45  # length of the mean direction of features that serve heads without a bias as they are
