@@ -44,7 +44,7 @@ def test_the_measures_are_those_of_the_layer_study(folder: Path) -> None:
     study = study_layers(
         LayerOptions(config.data, folder, config.model.backbone, "none", words=4, seed=3), visible=False
     )
-    backbone = auto_tap._open_backbone(config, CPU)
+    backbone = auto_tap.seeded_backbone(config, CPU)
     preprocess = Preprocess(32, backbone.mean, backbone.std, CPU)
     curves = measure_curves(backbone, preprocess, source, target, seed=3, visible=False)
     assert curves.source_ntr == [row.source_ntr for row in study.taps]
@@ -57,7 +57,7 @@ def test_of_large_domains_few_images_are_looked_at(folder: Path, monkeypatch: py
     monkeypatch.setattr(auto_tap, "IMAGES", 15)
     config = options(folder, tap="auto")
     source, target = open_domains(config.data, visible=False)
-    backbone = auto_tap._open_backbone(config, CPU)
+    backbone = auto_tap.seeded_backbone(config, CPU)
     preprocess = Preprocess(32, backbone.mean, backbone.std, CPU)
     assert measure_curves(backbone, preprocess, source, target, 0, visible=False).looked_at == "15 + 15 images"
 
@@ -90,7 +90,7 @@ def test_many_classes_are_measured_beside_images_drawn_by_chance(folder: Path, m
     monkeypatch.setattr(auto_tap, "domain_invariance_score", dis)
     config = options(folder, tap="auto")
     source, target = open_domains(config.data, visible=False)
-    backbone = auto_tap._open_backbone(config, CPU)
+    backbone = auto_tap.seeded_backbone(config, CPU)
     preprocess = Preprocess(32, backbone.mean, backbone.std, CPU)
     measure_curves(backbone, preprocess, source, target, 0, visible=False)
     assert seen["ntr"][0] == 12 and len(seen["ntr"][1]) == 3

