@@ -1,4 +1,4 @@
-"""Runs that keep what the pretrained network knows: heads solved at once, statistics that stay, steps only if needed."""
+"""Runs that keep what the pretrained network knows: heads are solved at once, and statistics stay."""
 
 import csv
 import shutil
@@ -34,7 +34,7 @@ from unida.features.kept import FeatureInputs
 from unida.methods import METHODS
 from unida.models import solve
 from unida.models.backbone import open_backbone
-from unida.models.frame import LEAST_MEAN
+from unida.models.frame import LEAST_MEAN, Frame
 from unida.models.heads import OneVsAllHead
 from unida.runs import pipeline
 from unida.runs.modelfile import build_for_run, load_model, save_model
@@ -121,8 +121,9 @@ def test_it_answers_later_as_it_did(folders: GlyphFolders, tmp_path: Path, metho
 
 def test_solved_heads_know_their_source(folders: GlyphFolders, tmp_path: Path) -> None:
     """The source as target: features of 15 images separate 3 classes, even those of a random network."""
+    given = {"train": "head", "duplicates": "keep"}
     copied, out = shutil.copytree(folders.source, tmp_path / "copied"), tmp_path / "run"
-    assert run_here(adapt_arguments(folders.source, copied, out, tmp_path / "cache", train="head")) == 0
+    assert run_here(adapt_arguments(folders.source, copied, out, tmp_path / "cache", **given)) == 0
     assert last_step(out)["closed_accuracy"] == 1
 
 
@@ -191,9 +192,10 @@ def test_killed_while_features_are_computed(
             raise Killed
         store(*stored)
 
-    with monkeypatch.context() as patch, pytest.raises(Killed):
+    with monkeypatch.context() as patch:
         patch.setattr(FeatureInputs, "_store", dying)
-        run_here(arguments(folders, out))
+        with pytest.raises(Killed):
+            run_here(arguments(folders, out))
     assert not (out / "checkpoint").exists()
     resume(out)
     assert_same_end(out, whole)
@@ -204,17 +206,17 @@ def test_killed_while_heads_are_solved(
     folders: GlyphFolders, head: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     out = tmp_path / "killed"
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        match place:
-            case "frame":
-                patch.setattr("unida.models.frame.Frame.measure", die)
-            case "classifier":
-                patch.setattr(solve, "minimise", die)
-            case "one-vs-all":
-                patch.setattr(OneVsAllHead, "solve", die)
-            case _:
-                patch.setattr(pipeline, "score_pixels", die)
-        run_here(arguments(folders, out))
+    owner: Any
+    owner, name = {
+        "frame": (Frame, "measure"),
+        "classifier": (solve, "minimise"),
+        "one-vs-all": (OneVsAllHead, "solve"),
+        "answers": (pipeline, "score_pixels"),
+    }[place]
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, die)
+        with pytest.raises(Killed):
+            run_here(arguments(folders, out))
     assert not (out / "metrics.json").exists()
     resume(out)
     assert_same_end(out, head)
@@ -236,9 +238,10 @@ def test_a_tail_that_is_killed_at_any_step_ends_with_the_same_bits(
     folders: GlyphFolders, tail: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     out = tmp_path / "killed"
-    with monkeypatch.context() as patch, pytest.raises(Killed):
+    with monkeypatch.context() as patch:
         patch.setattr(Training, "take_step", dying_at_step(step))
-        run_here(arguments(folders, out, **TAIL))
+        with pytest.raises(Killed):
+            run_here(arguments(folders, out, **TAIL))
     if step > 1:
         assert saved_step(out) == step // 2 * 2
     resume(out)
