@@ -208,6 +208,17 @@ def test_cost_of_training_the_tail_reports_what_is_kept_and_where(work: Path) ->
     assert training.startswith("training: ") and in_all.startswith("in all, on this machine: about ")
 
 
+@pytest.mark.parametrize("spa", [False, True])
+def test_cost_of_a_frozen_backbone_is_that_of_its_features(work: Path, spa: bool) -> None:
+    given: dict[str, Any] = {"spa": True, "spa_vocabulary": 8} if spa else {}
+    lines = lines_of(work, train="head", regime="kept", views=None, **given)
+    what, features, training, in_all = lines[lines.index("") + 1 :]
+    name = "ovanet+spa" if spa else "ovanet"
+    assert what == (f"{name} on test_resnet.r160_in1k: all of it is frozen; heads solved on all images, without steps")
+    assert features.startswith("features to compute: 18 views, ")  # the test views of both domains
+    assert training.startswith("training: ") and in_all.startswith("in all, on this machine: about ")
+
+
 @pytest.mark.usefixtures("clock")
 def test_cost_grows_with_steps_and_images(work: Path) -> None:
     lines = lines_of(work, train="tail", steps=100, engine="torch")  # the clock watches torch

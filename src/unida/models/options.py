@@ -22,7 +22,7 @@ HUB_REVISIONS: dict[str, str] = {}
 
 
 def default_backbone(has_gpu: bool) -> str:
-    """The backbone when the user names none: without a GPU the best for its time (docs/backbones.md), else that of papers."""
+    """When the user names none: without a GPU the best for its time (docs/backbones.md), else that of papers."""
     return "resnet50.tv_in1k" if has_gpu else TINY_VIT
 
 

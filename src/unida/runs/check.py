@@ -111,9 +111,11 @@ def _near_copies(source: Pixels, target: Pixels) -> list[str]:
 
 
 def _tell_cost(cost: Rehearsal, config: Config, frozen_at: str | None) -> list[str]:
-    how = "all of it is trained" if frozen_at is None else f"frozen up to {frozen_at}, what follows is trained"
-    batches = f"{config.training.steps} steps of {cost.images_per_step} images"
-    lines = [f"{method_name(config)} on {config.model.backbone}: {how}; {batches}"]
+    whole = {"all": "all of it is trained", "head": "all of it is frozen"}
+    how = whole.get(config.model.train, f"frozen up to {frozen_at}, what follows is trained")
+    steps = f"{config.training.steps} steps of {cost.images_per_step} images"
+    steps = steps if cost.images_per_step else "heads solved on all images, without steps"
+    lines = [f"{method_name(config)} on {config.model.backbone}: {how}; {steps}"]
     if frozen_at is not None:
         lines.append(
             f"features to compute: {cost.views_missing} views, {cost.feature_bytes / 2**30:.2f} GiB in "
