@@ -103,7 +103,7 @@ COUNTS = ("steps", "batch_size", "devices", "num_nodes", "image_size", "crop", "
 @pytest.mark.parametrize(
     ("name", "bound"),
     [
-        *((name, "at least 1") for name in (*COUNTS, "checkpoint_every", "views")),
+        *((name, "at least 1") for name in (*COUNTS, "checkpoint_every")),
         *((name, "above 0") for name in ("lr", "backbone_lr", "clip_norm")),
     ],
 )
@@ -125,6 +125,8 @@ def test_numbers_above_zero(name: str, bound: str) -> None:
         ("momentum", float("nan")),
         ("seed", -1),
         ("eval_every", -1),
+        ("views", -1),
+        ("views", 101),
     ],
 )
 def test_numbers_out_of_range(name: str, bad: float) -> None:
@@ -145,11 +147,27 @@ def test_choices_without_an_effect_are_refused(options: dict[str, Any], message:
         config_from_options(options)
 
 
-def test_a_tap_is_refused_where_the_machine_decides_to_train_all() -> None:
+@pytest.mark.parametrize(("has_gpu", "train"), [(False, "head"), (True, "all")])
+def test_a_tap_is_refused_where_the_machine_decides_what_to_train(has_gpu: bool, train: str) -> None:
     config = config_from_options({"tap": "layer3"})
-    assert complete(config, has_gpu=False).model.train == "tail"
-    with pytest.raises(UserError, match="--tap has no effect with --train all"):
-        complete(config, has_gpu=True)
+    with pytest.raises(UserError, match=f"--tap has no effect with --train {train}.* use --train tail"):
+        complete(config, has_gpu=has_gpu)
+    named = config_from_options({"tap": "layer3", "train": "tail"})
+    assert complete(named, has_gpu=has_gpu).model.tap == "layer3"
+
+
+def test_what_a_machine_trains_by_default() -> None:
+    without, with_one = (complete(config_from_options({}), has_gpu=has_gpu) for has_gpu in (False, True))
+    assert (without.model.backbone, without.model.train) == ("tiny_vit_5m_224.dist_in22k", "head")
+    assert (without.training.regime, without.model.frame, without.model.views) == ("kept", "on", 0)
+    assert (without.training.steps, without.output.checkpoint_every) == (300, 500)
+    assert (with_one.model.backbone, with_one.model.train) == ("resnet50.tv_in1k", "all")
+    assert (with_one.training.regime, with_one.model.frame) == ("published", "auto")  # measured when a run starts
+    tail = complete(config_from_options({"train": "tail"}), has_gpu=False)
+    assert (tail.training.regime, tail.model.views, tail.output.checkpoint_every) == ("kept", 4, 50)
+    given = {"train": "tail", "views": 0, "frame": "off", "regime": "published"}
+    kept = complete(config_from_options(given), has_gpu=False)
+    assert (kept.model.views, kept.model.frame, kept.training.regime) == (0, "off", "published")
 
 
 def test_numbers_on_the_edge_are_taken() -> None:

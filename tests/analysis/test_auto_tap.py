@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def options(folder: Path, **changes: Any) -> Config:
     plain = {"source": folder / "source", "target": folder / "target", "cache": folder / "cache"}
     small = {"backbone": "test_resnet.r160_in1k", "weights": "none", "image_size": 40, "crop": 32}
-    return complete(config_from_options({**plain, **small, **changes}), has_gpu=False)
+    return complete(config_from_options({**plain, **small, "train": "tail", **changes}), has_gpu=False)
 
 
 def choose(config: Config) -> tuple[str | None, str | None]:
@@ -44,7 +44,7 @@ def test_the_measures_are_those_of_the_layer_study(folder: Path) -> None:
     study = study_layers(
         LayerOptions(config.data, folder, config.model.backbone, "none", words=4, seed=3), visible=False
     )
-    backbone = auto_tap._open_backbone(config, CPU)
+    backbone = auto_tap.seeded_backbone(config, CPU)
     preprocess = Preprocess(32, backbone.mean, backbone.std, CPU)
     curves = measure_curves(backbone, preprocess, source, target, seed=3, visible=False)
     assert curves.source_ntr == [row.source_ntr for row in study.taps]
@@ -57,7 +57,7 @@ def test_of_large_domains_few_images_are_looked_at(folder: Path, monkeypatch: py
     monkeypatch.setattr(auto_tap, "IMAGES", 15)
     config = options(folder, tap="auto")
     source, target = open_domains(config.data, visible=False)
-    backbone = auto_tap._open_backbone(config, CPU)
+    backbone = auto_tap.seeded_backbone(config, CPU)
     preprocess = Preprocess(32, backbone.mean, backbone.std, CPU)
     assert measure_curves(backbone, preprocess, source, target, 0, visible=False).looked_at == "15 + 15 images"
 
@@ -90,7 +90,7 @@ def test_many_classes_are_measured_beside_images_drawn_by_chance(folder: Path, m
     monkeypatch.setattr(auto_tap, "domain_invariance_score", dis)
     config = options(folder, tap="auto")
     source, target = open_domains(config.data, visible=False)
-    backbone = auto_tap._open_backbone(config, CPU)
+    backbone = auto_tap.seeded_backbone(config, CPU)
     preprocess = Preprocess(32, backbone.mean, backbone.std, CPU)
     measure_curves(backbone, preprocess, source, target, 0, visible=False)
     assert seen["ntr"][0] == 12 and len(seen["ntr"][1]) == 3
@@ -112,6 +112,7 @@ RISING = FALLING[::-1]
         (FALLING, {"tap": "layer3", **SPA, "spa_tap": "auto"}, ("layer3", "layer4")),
         (FALLING, {**SPA, "spa_tap": "auto"}, (None, "layer4")),  # the default tap, layer3, is frozen
         (FALLING, {"train": "all", **SPA, "spa_tap": "auto"}, (None, "layer2")),  # nothing is frozen
+        (FALLING, {"train": "head", **SPA, "spa_tap": "auto"}, (None, "layer2")),  # all is: nothing need be left
     ],
 )
 def test_a_tap_is_chosen_among_those_that_make_sense(
@@ -155,9 +156,10 @@ def test_what_leaves_no_choice_is_reported_before_the_work(
         choose(options(folder, **given))
 
 
-def test_on_a_gpu_too_there_must_be_something_to_cut(folder: Path) -> None:
-    """Unless --train is set, it is "all" there, which only the machine knows."""
-    config = config_from_options({"source": folder / "source", "target": folder / "target", "tap": "auto"})
-    with pytest.raises(UserError, match="--tap has no effect with --train all"):
-        complete(config, has_gpu=True)
-    assert complete(config, has_gpu=False).model.tap == "auto"
+@pytest.mark.parametrize(("has_gpu", "train"), [(True, "all"), (False, "head")])
+def test_on_every_machine_there_must_be_something_to_cut(folder: Path, has_gpu: bool, train: str) -> None:
+    """Unless --train is set, it is what only the machine knows."""
+    given = {"source": folder / "source", "target": folder / "target", "tap": "auto"}
+    with pytest.raises(UserError, match=f"--tap has no effect with --train {train}"):
+        complete(config_from_options(given), has_gpu=has_gpu)
+    assert complete(config_from_options({**given, "train": "tail"}), has_gpu=has_gpu).model.tap == "auto"

@@ -33,7 +33,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     folders = {"source": place / "source", "target": place / "target", "target_labels": True, "cache": place / "cache"}
     small: dict[str, Any] = {"backbone": "test_resnet.r160_in1k", "weights": "none", "image_size": 40, "crop": 32}
     words = {"spa": True, "spa_vocabulary": 8, "spa_tap": "layer3", "spa_init": "random"}
-    return complete(config_from_options({**folders, **small, **words, "train": "all"}), has_gpu=False)
+    return complete(config_from_options({**folders, **small, **words, "train": "all", "frame": "off"}), has_gpu=False)
 
 
 @pytest.fixture(scope="module")

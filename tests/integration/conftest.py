@@ -35,8 +35,10 @@ def glyphs(tmp_path_factory: pytest.TempPathFactory) -> GlyphFolders:
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Options under which a run takes a second. One cache for all: what it holds is no part of any run."""
+    """Options under which a run takes a second, step by step. One cache: what it holds is no part of any run."""
     return {
+        "--train": "tail",
+        "--regime": "published",
         "--backbone": "test_resnet.r160_in1k",
         "--weights": "none",
         "--image-size": "40",

@@ -114,6 +114,12 @@ def test_words_are_read_behind_what_is_frozen(glyphs: GlyphFolders, place: Path)
     assert (config.model.tap, config.spa.spa_tap in TAPS[3:]) == ("layer2", True)
 
 
+def test_words_are_read_anywhere_if_all_is_frozen(glyphs: GlyphFolders, place: Path) -> None:
+    small = {"train": "head", "views": None, "spa": True, "spa.vocabulary": 8, "spa.tap": "auto"}
+    assert run_here(arguments(glyphs, place, "frozen words", **small)) == 0
+    assert load_config(place / "frozen words" / "config.yaml").spa.spa_tap in TAPS
+
+
 def test_check_chooses_as_the_run_will(chosen: Path, glyphs: GlyphFolders, place: Path, cli: Any) -> None:
     tap = load_config(chosen / "config.yaml").model.tap
     answer = cli(["check", *arguments(glyphs, place, "none", tap="auto")[1:]])
@@ -128,7 +134,6 @@ def test_check_chooses_as_the_run_will(chosen: Path, glyphs: GlyphFolders, place
     [
         ({"train": "all", "tap": "auto"}, "--tap has no effect with --train all"),
         ({"train": "head", "tap": "auto"}, "--tap has no effect with --train head"),
-        ({"train": "head", "spa": True, "spa.tap": "auto"}, "--spa.tap has no effect with --train head"),
         ({"spa.tap": "auto"}, "--spa.tap has no effect without --spa"),
     ],
 )

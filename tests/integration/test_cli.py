@@ -160,7 +160,10 @@ def test_metrics_say_what_the_predictions_say(finished: Path, glyphs: GlyphFolde
 def test_log_tells_data_method_and_result(finished: Path) -> None:
     log = (finished / "log.txt").read_text()
     assert "source: 16 images of 4 classes; target: 20 images" in log
-    assert "ovanet on test_resnet.r160_in1k, 3 steps of 4 + 4 images, seed 0, on cpu" in log
+    assert (
+        "ovanet on test_resnet.r160_in1k (--train tail, published regime), 3 steps of 4 + 4 images, seed 0, on cpu"
+        in log
+    )
     assert "step 2: HOS" in log
     assert f"results are in {finished}" in log
 

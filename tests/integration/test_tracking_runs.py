@@ -29,7 +29,7 @@ def evaluations(run: Path) -> list[dict[str, Any]]:
     [
         ("all", {"train": "all", **SPA}),
         ("paper", {"train": "tail", "views": 2, **SPA, "spa.preset": "paper"}),
-        ("head", {"train": "head", "views": 2, **SPA}),
+        ("head", {"train": "head", "regime": "published", "views": 2, **SPA}),
     ],
 )
 def test_training_is_the_same_to_the_bit(

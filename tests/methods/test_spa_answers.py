@@ -14,7 +14,6 @@ from unida.errors import UserError
 from unida.methods import METHODS
 from unida.methods.base import Problem
 from unida.methods.build import build_method
-from unida.methods.spa.backbone import map_at
 from unida.methods.spa.method import PRETEXT, SPA
 from unida.methods.spa.options import SPAOptions, resolve
 from unida.models.backbone import open_backbone
@@ -146,9 +145,10 @@ def test_taps_that_cannot_hold_words_are_refused() -> None:
         build(tap="layer5")
     with pytest.raises(UserError, match=r"--spa\.tap layer2 is not after --tap layer3"):
         build(train="tail", tap="layer2")
-    with pytest.raises(UserError, match=r"--spa\.tap has no effect with --train head"):
-        build(train="head", tap="layer4")
+    with pytest.raises(UserError, match=r"--spa\.tap layer2 is not after --tap layer4"):
+        build(train="head", tap="layer2")  # no run asks for this: its features are kept at --spa.tap
     assert build(train="tail", tap="layer4").words.tap == "layer4"
+    assert build(train="head", tap="layer4").words.tap == "layer4"
 
 
 @pytest.mark.parametrize("name", ["test_vit.r160_in1k", "test_convnext.r160_in1k", "regnetx_002"])
@@ -158,7 +158,7 @@ def test_words_on_other_backbones(name: str, batches: Batches) -> None:
     assert "words" in losses and all(map(math.isfinite, losses.values()))
     tap = method.words.tap
     with torch.no_grad():
-        at = map_at(method.backbone, method.backbone.state(batches[0].images, upto=tap), tap)
+        at = method.backbone.spatial(method.backbone.state(batches[0].images, upto=tap), tap)
     assert at.shape[1] == method.prototypes.shape[1]
 
 

@@ -13,7 +13,7 @@ from unida.methods.base import Problem, SourceBatch, TargetBatch
 from unida.methods.build import build_method
 from unida.methods.spa.method import PRETEXT, SPA
 from unida.methods.spa.options import PRESETS, SPAOptions, resolve
-from unida.models.backbone import POOLED, Backbone, create_backbone
+from unida.models.backbone import Backbone, create_backbone
 from unida.recipes.mosaic import Mosaic
 
 CLASSES, WORDS, SIZE, IMAGES = 4, 12, 64, 8
@@ -26,8 +26,10 @@ every_preset = pytest.mark.parametrize("preset", PRESETS)
 def make_backbone(train: str = "all", name: str = "test_resnet.r160_in1k") -> Backbone:
     torch.manual_seed(0)
     backbone = create_backbone(name, "none")
-    if train != "all":
-        backbone.freeze(POOLED if train == "head" else backbone.default_tap, torch.float16)
+    if train == "head":
+        backbone.freeze(backbone.taps[-1], torch.float16, whole=True)
+    elif train == "tail":
+        backbone.freeze(backbone.default_tap, torch.float16)
     return backbone
 
 

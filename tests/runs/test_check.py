@@ -54,6 +54,8 @@ def options(work: Path, **changes: Any) -> dict[str, Any]:
         "crop": 32,
         "batch_size": 4,
         "steps": 200,
+        "train": "tail",
+        "regime": "published",
         "views": 2,
         **changes,
     }
@@ -206,6 +208,17 @@ def test_cost_of_training_the_tail_reports_what_is_kept_and_where(work: Path) ->
     assert training.startswith("training: ") and in_all.startswith("in all, on this machine: about ")
 
 
+@pytest.mark.parametrize("spa", [False, True])
+def test_cost_of_a_frozen_backbone_is_that_of_its_features(work: Path, spa: bool) -> None:
+    given: dict[str, Any] = {"spa": True, "spa_vocabulary": 8} if spa else {}
+    lines = lines_of(work, train="head", regime="kept", views=None, **given)
+    what, features, training, in_all = lines[lines.index("") + 1 :]
+    name = "ovanet+spa" if spa else "ovanet"
+    assert what == (f"{name} on test_resnet.r160_in1k: all of it is frozen; heads solved on all images, without steps")
+    assert features.startswith("features to compute: 18 views, ")  # the test views of both domains
+    assert training.startswith("training: ") and in_all.startswith("in all, on this machine: about ")
+
+
 @pytest.mark.usefixtures("clock")
 def test_cost_grows_with_steps_and_images(work: Path) -> None:
     lines = lines_of(work, train="tail", steps=100, engine="torch")  # the clock watches torch
@@ -217,7 +230,8 @@ def test_cost_grows_with_steps_and_images(work: Path) -> None:
 
 
 def test_features_that_a_run_has_kept_cost_nothing_more(work: Path) -> None:
-    words = [w for k, v in options(work, steps=1, train="tail").items() for w in (f"--{k.replace('_', '-')}", str(v))]
+    """Sixty steps of four images draw each of the 18 views of a domain."""
+    words = [w for k, v in options(work, steps=60, train="tail").items() for w in (f"--{k.replace('_', '-')}", str(v))]
     main(["adapt", *words, "--out", str(work / "run")])
     lines = lines_of(work, train="tail")
     assert any(line.startswith("features to compute: 0 views, 0.00 GiB in ") for line in lines)
@@ -228,7 +242,7 @@ def test_mosaics_are_counted_until_a_run_has_made_them(work: Path) -> None:
     before = lines_of(work, **given)
     # 54 views as without SPA, and 64 mosaics of each domain.
     assert any(line.startswith("features to compute: 182 views, ") for line in before)
-    words = [w for k, v in options(work, steps=1, train="tail").items() for w in (f"--{k.replace('_', '-')}", str(v))]
+    words = [w for k, v in options(work, steps=60, train="tail").items() for w in (f"--{k.replace('_', '-')}", str(v))]
     spa = ["--spa", "--spa.pretext", "on", "--spa.pool", "64", "--spa.vocabulary", "8"]
     main(["adapt", *words, *spa, "--out", str(work / "run")])
     assert any(line.startswith("features to compute: 0 views, ") for line in lines_of(work, **given))

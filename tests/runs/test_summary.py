@@ -218,16 +218,25 @@ def test_the_start_says_what_is_trained_on_what(caplog: pytest.LogCaptureFixture
     )
     target: Any = Target(Images(50))  # type: ignore[arg-type]
     with caplog.at_level(logging.INFO, logger="unida"):
-        describe_start(made_up(backbone="resnet18", batch_size=8, seed=3), source, target, "cpu")
+        describe_start(
+            made_up(backbone="resnet18", train="all", regime="published", batch_size=8, seed=3),
+            source,
+            target,
+            "cpu",
+            40,
+        )
     assert caplog.messages == [
         "source: 30 images of 2 classes; target: 50 images",
         "skipped 1 file(s) of the source:",
         "  source/torn.jpg: empty file",
-        "ovanet on resnet18, 40 steps of 8 + 8 images, seed 3, on cpu",
+        "ovanet on resnet18 (--train all, published regime), 40 steps of 8 + 8 images, seed 3, on cpu",
     ]
     with caplog.at_level(logging.INFO, logger="unida"):
-        describe_start(made_up(backbone="resnet18", spa=True), source, target, "cpu")
-    assert caplog.messages[-1].startswith("ovanet+spa on resnet18, ")
+        describe_start(made_up(backbone="resnet18", train="head", regime="kept", spa=True), source, target, "cpu", 0)
+    told = (
+        "ovanet+spa on resnet18 (--train head, kept regime), heads solved on all images, without steps, seed 0, on cpu"
+    )
+    assert caplog.messages[-1] == told
 
 
 @pytest.mark.parametrize("labelled", [True, False])

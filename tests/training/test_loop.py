@@ -322,7 +322,7 @@ def test_a_divergence_ends_the_command_with_one_line_and_code_2(
     monkeypatch.setitem(METHODS, "ovanet", dataclasses.replace(METHODS["ovanet"], code=f"{__name__}:TurnsNan"))
     data = write_glyphs(tmp_path / "d", shared=2, source_private=0, target_private=0, per_class=2, size=40)
     options = {"--backbone": "test_resnet", "--weights": "none", "--image-size": 40, "--crop": 32}
-    options |= {"--batch-size": 2, "--steps": 5}
+    options |= {"--batch-size": 2, "--steps": 5, "--train": "tail", "--regime": "published"}
     options |= {"--source": data.source, "--target": data.target, "--out": tmp_path / "run", "--cache": tmp_path / "c"}
     with pytest.raises(SystemExit) as end:
         main(["adapt", *(str(word) for pair in options.items() for word in pair)])

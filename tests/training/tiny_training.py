@@ -37,6 +37,7 @@ class Tiny(Method):
 
     def __init__(self, problem: Problem) -> None:
         backbone: Any = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 4), nn.BatchNorm1d(4), nn.Dropout(0.2))
+        backbone.num_features = 4
         super().__init__(backbone, problem, options=None)
         self.head = nn.Linear(4, 3)
 

@@ -69,7 +69,8 @@ class _Column:
         self.pixels, self.shelf = pixels, shelf  # with the pixels: as long as they live, no other object has their id
         self.rows = np.full(len(pixels), -1, dtype=np.int64)  # where each image's row lies; −1: not there
         small = len(shelf.shape) <= 1 and len(pixels) * shelf.row_bytes <= LARGEST_IN_MEMORY
-        self.values = torch.empty((len(pixels), *shelf.shape), dtype=shelf.kind) if small else None
+        with torch.inference_mode(False):  # a tensor made in inference mode could not be written to outside of it
+            self.values = torch.empty((len(pixels), *shelf.shape), dtype=shelf.kind) if small else None
         self.is_read = np.zeros(len(pixels), dtype=bool)
         self.find(np.arange(len(pixels)))
 
@@ -307,12 +308,14 @@ class FeatureInputs:
 
     def _fill(self, pixels: Pixels, index: np.ndarray, views: np.ndarray, recipe: ImageRecipe | None) -> None:
         """Compute what is missing of these views, all of it in one call of the stem."""
-        absent = [
-            (i, view) for view in np.unique(views).tolist() for i in self._absent(pixels, index, views, view, recipe)
-        ]
+        absent = {  # by content: two files may hold the same picture, and a shelf has a place for one
+            (_digest(pixels, i), view): (i, view)
+            for view in np.unique(views).tolist()
+            for i in self._absent(pixels, index, views, view, recipe)
+        }
         if not absent:
             return
-        images, of_views = (np.array(numbers, dtype=np.int64) for numbers in zip(*absent, strict=True))
+        images, of_views = (np.array(numbers, dtype=np.int64) for numbers in zip(*absent.values(), strict=True))
         try:
             self._store(pixels, images, of_views, recipe)
         except OSError as error:

@@ -235,7 +235,8 @@ class DCC(Method):
     def cluster(self, step: int, sweep: Sweep) -> None:
         if step < self.options.warm_up:
             return
-        source, target, labels = sweep("source", self.source_features), sweep("target"), sweep.source_labels
+        in_frame = self.source_features if self.frame.is_on else None
+        source, target, labels = sweep("source", in_frame), sweep("target"), sweep.source_labels
         with torch.autocast(source.device.type, enabled=False):  # 16 bits cannot separate near centres
             source, target = F.normalize(source, dim=1), F.normalize(target, dim=1)
             clusters, agreement = self._cluster(source, labels, target)

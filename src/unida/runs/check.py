@@ -111,13 +111,11 @@ def _near_copies(source: Pixels, target: Pixels) -> list[str]:
 
 
 def _tell_cost(cost: Rehearsal, config: Config, frozen_at: str | None) -> list[str]:
-    how = "all of it is trained" if frozen_at is None else f"frozen up to {frozen_at}, what follows is trained"
-    if config.model.train == "head":
-        how = "all of it is frozen"
-    batches = (
-        f"{cost.steps} steps of {cost.images_per_step} images" if cost.steps else "heads are solved, without steps"
-    )
-    lines = [f"{method_name(config)} on {config.model.backbone}: {how}; {batches}"]
+    whole = {"all": "all of it is trained", "head": "all of it is frozen"}
+    how = whole.get(config.model.train, f"frozen up to {frozen_at}, what follows is trained")
+    steps = f"{cost.steps} steps of {cost.images_per_step} images"
+    steps = steps if cost.steps else "heads solved on all images, without steps"
+    lines = [f"{method_name(config)} on {config.model.backbone}: {how}; {steps}"]
     if frozen_at is not None:
         lines.append(
             f"features to compute: {cost.views_missing} views, {cost.feature_bytes / 2**30:.2f} GiB in "

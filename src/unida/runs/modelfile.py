@@ -135,7 +135,7 @@ def _build_for_answers(info: ModelInfo) -> Method:
         backbone = create_backbone(info.backbone, NO_WEIGHTS)
         backbone.mean, backbone.std = info.mean, info.std
         if info.frozen_at is not None:
-            backbone.freeze(info.frozen_at, TORCH_FORMAT[info.feature_format])
+            backbone.freeze(info.frozen_at, TORCH_FORMAT[info.feature_format], whole=True)  # nothing learns here
         spa = None if info.spa is None else spa_options(info.spa)
         options = method_options(info.method, info.options)
         problem = Problem(len(info.classes), framed=info.framed)

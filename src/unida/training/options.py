@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from unida.models.options import AUTO
 from unida.support.options import LARGEST_INTEGER, check_numbers, shown
 
 LARGEST_BATCH = 1_000_000
@@ -15,7 +14,7 @@ class TrainingOptions:
     """Train with this method; see: unida methods."""
     regime: Annotated[
         Literal["auto", "kept", "published"], shown("kept|published", "(default: kept, or published with --train all)")
-    ] = AUTO
+    ] = "auto"
     """kept: keep what the pretrained network knows. Its BatchNorm statistics stay, and the heads are solved on the
     features of all images. With a frozen backbone there is nothing else to learn: no steps. published: as in the
     methods' papers, step by step from random heads."""
