@@ -161,7 +161,8 @@ def complete(config: Config, has_gpu: bool) -> Config:
     }
     card = METHODS[training.method]
     lr = training.lr if training.lr is not None else card.lr
-    train = model.train if model.train != AUTO else "all" if has_gpu else "head"
+    by_default = "all" if has_gpu else "head" if model.tap is None else "tail"  # a tap is where to cut for the tail
+    train = model.train if model.train != AUTO else by_default
     regime = training.regime if training.regime != AUTO else PUBLISHED if train == "all" else KEPT
     share = 0.1 if regime == PUBLISHED else 0.01
     weights = model.weights

@@ -49,7 +49,7 @@ def slow_frame(features: Tensor, mean: np.ndarray) -> np.ndarray:
     for direction in slow_directions(features):
         z = direction - mean
         z = z / math.sqrt(sum(x * x for x in z))
-        rows.append([*(15 * math.sqrt(0.75) * x for x in z), 7.5])
+        rows.append([*(10 * math.sqrt(0.75) * x for x in z), 5.0])
     return np.array(rows)
 
 

@@ -75,7 +75,7 @@ class Sweep(Protocol):
         limit: int | None = None,
         recipe: str | None = None,
     ) -> Tensor:
-        """(N, …) the result of `compute` (by default the method's `features`) for each image.
+        """(N, …) the result of `compute` (by default the method's `features`, or `source_features`) for each image.
 
         The order is that of the batches' `indices`.
 
@@ -259,6 +259,10 @@ class Method(nn.Module):
     def features(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) → (B, d)."""
         return self.backbone(images)
+
+    def source_features(self, images: Tensor) -> Tensor:
+        """`features` of images of the source, for a method that treats them otherwise."""
+        return self.features(images)
 
     def score(self, features: Tensor) -> Scores:
         """(B, d) → class logits and an unknown score in 0…1."""

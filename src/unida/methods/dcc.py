@@ -152,6 +152,7 @@ class DCC(Method):
         return neck
 
     def source_features(self, images: Tensor) -> Tensor:
+        """The same, of images of the source: each domain has its own mean in the frame."""
         return self.features(images, "source")
 
     def training_step(self, source: SourceBatch, target: TargetBatch, step: int) -> Losses:
@@ -235,8 +236,7 @@ class DCC(Method):
     def cluster(self, step: int, sweep: Sweep) -> None:
         if step < self.options.warm_up:
             return
-        in_frame = self.source_features if self.frame.is_on else None
-        source, target, labels = sweep("source", in_frame), sweep("target"), sweep.source_labels
+        source, target, labels = sweep("source"), sweep("target"), sweep.source_labels
         with torch.autocast(source.device.type, enabled=False):  # 16 bits cannot separate near centres
             source, target = F.normalize(source, dim=1), F.normalize(target, dim=1)
             clusters, agreement = self._cluster(source, labels, target)

@@ -7,9 +7,9 @@
 Features of token models have signs, and lengths from 7 (TinyViT) to 47 (DINOv2). Heads without a bias were made for
 others: the mean of pooled ReLU features points away from zero, and serves as the bias. Without it, a one-vs-all
 classifier cannot say "no" to an image that looks like nothing it has seen. So the frame adds a constant. And it gives
-every feature one length, on which the temperature of heads with unit rows depends. Pooled EfficientNet-Lite0 features of
-photos have a length of 15, with a mean of half of it. Here it is 10, which is softer: it suits domains that look less
-alike (docs/studies/features.md).
+every feature one length, on which the temperature of heads with unit rows depends. Pooled EfficientNet-Lite0 features
+of photos have a length of 15, with a mean of half of it. Here it is 10, which is softer: it suits domains that look
+less alike (docs/studies/features.md).
 
 Each domain has its own mean: what all images of a place have in common is the place, not a class.
 """

@@ -172,7 +172,8 @@ class AllImages:
         count = len(pixels) if limit is None else min(limit, len(pixels))
         made_by = None if recipe is None else self.stream.recipes[recipe]
         assert made_by is None or isinstance(made_by, ImageRecipe)
-        found = over_test_views(compute or self.method.features, pixels, self.stream.inputs, count, made_by)
+        features = self.method.source_features if domain == "source" else self.method.features
+        found = over_test_views(compute or features, pixels, self.stream.inputs, count, made_by)
         if domain == "target" and compute is None and limit is None and recipe is None:
             self.target_features = found
         return found

@@ -316,6 +316,9 @@ class SPA(Method):
     def features(self, images: Tensor) -> Tensor:
         return self.method.features(images)
 
+    def source_features(self, images: Tensor) -> Tensor:
+        return self.method.source_features(images)
+
     def score(self, features: Tensor) -> Scores:
         return self.method.score(features)
 
