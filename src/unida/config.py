@@ -23,7 +23,16 @@ from unida.data.options import DataOptions
 from unida.errors import UserError
 from unida.methods import METHODS, Card
 from unida.methods.spa.options import SPAOptions, resolve
-from unida.models.options import AUTO, KEPT, NO_WEIGHTS, PUBLISHED, ModelOptions, default_backbone, pinned_revision
+from unida.models.options import (
+    AUTO,
+    KEPT,
+    NO_WEIGHTS,
+    PUBLISHED,
+    ModelOptions,
+    TrainMode,
+    default_backbone,
+    pinned_revision,
+)
 from unida.runs.options import OutputOptions
 from unida.support.files import write_text
 from unida.support.options import LARGEST_INTEGER, flag
@@ -161,7 +170,9 @@ def complete(config: Config, has_gpu: bool) -> Config:
     }
     card = METHODS[training.method]
     lr = training.lr if training.lr is not None else card.lr
-    by_default = "all" if has_gpu else "head" if model.tap is None else "tail"  # a tap is where to cut for the tail
+    by_default: TrainMode = (
+        "all" if has_gpu else "head" if model.tap is None else "tail"
+    )  # a tap is where to cut for the tail
     train = model.train if model.train != AUTO else by_default
     regime = training.regime if training.regime != AUTO else PUBLISHED if train == "all" else KEPT
     share = 0.1 if regime == PUBLISHED else 0.01

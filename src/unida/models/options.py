@@ -15,6 +15,7 @@ TINY_VIT = "tiny_vit_5m_224.dist_in22k"
 KEPT: Final = "kept"
 PUBLISHED: Final = "published"
 EngineName = Literal["auto", "torch", "openvino"]
+TrainMode = Literal["auto", "all", "tail", "head"]
 
 # Repository on the hub → the commit whose weights are taken. None is known yet: what is newest there is taken, and the
 # log says which that was.
@@ -43,9 +44,7 @@ class ModelOptions:
     weights: Annotated[str | None, shown("FILE", "(default: pretrained, by the backbone's name)")] = None
     """Read the backbone's weights from a .safetensors or .pth file; "hub@REVISION" for one revision of timm's; "none"
     for random ones."""
-    train: Annotated[
-        Literal["auto", "all", "tail", "head"], shown("all|tail|head", "(default: head, or all with a GPU)")
-    ] = "auto"
+    train: Annotated[TrainMode, shown("all|tail|head", "(default: head, or all with a GPU)")] = "auto"
     """all: train every layer. tail: freeze the layers up to --tap, keep their output and train the rest, in minutes on
     a CPU. head: freeze the whole backbone; its features are computed once, and the rest takes seconds."""
     tap: Annotated[str | None, shown("NAME", "(default: before the backbone's last stage)")] = None
