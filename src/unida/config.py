@@ -187,7 +187,7 @@ def complete(config: Config, has_gpu: bool) -> Config:
             backbone=default_backbone(has_gpu) if model.backbone == AUTO else model.backbone,
             weights=weights,
             train=train,
-            views=model.views if model.views is not None else 0 if train == "head" else 4,
+            views=model.views if model.views is not None else 0 if regime == KEPT else 4,
             frame="on" if model.frame == AUTO and regime == KEPT else model.frame,
         ),
         training=replace(

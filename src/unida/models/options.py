@@ -51,7 +51,7 @@ class ModelOptions:
     """Freeze the backbone up to this tap with --train tail. auto: choose by Definition 1 of the SPA paper, from a few
     hundred images without target labels. If the domains differ clearly at every tap, as on Office-31, this is close to
     a guess."""
-    views: Annotated[int | None, shown("N", "(default: 4 with --train tail, 0 with --train head)")] = None
+    views: Annotated[int | None, shown("N", "(default: 0, or 4 in the published regime)")] = None
     """Train on this many random crops and mirrors of each image, whose features are kept, with --train tail or head. 0:
     train on the central crop alone."""
     frame: Annotated[Literal["auto", "on", "off"], shown("on|off", "(default: on, or measured with --train all)")] = (
