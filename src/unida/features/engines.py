@@ -75,7 +75,7 @@ def _open_openvino(backbone: Backbone, crop: int) -> Callable[[Tensor], Tensor]:
 
     def run(images: Tensor) -> Tensor:
         outputs = request.infer([images.contiguous().numpy()], share_inputs=True)
-        return torch.from_numpy(outputs[0])
+        return torch.from_numpy(outputs[0].copy())  # its memory is used again by the next batch
 
     _compare(run, backbone, crop)
     return run
