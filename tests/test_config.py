@@ -149,7 +149,7 @@ def test_choices_without_an_effect_are_refused(options: dict[str, Any], message:
 
 def test_a_tap_cuts_for_the_tail_unless_the_machine_trains_everything() -> None:
     config = config_from_options({"tap": "layer3"})
-    with pytest.raises(UserError, match="--tap has no effect with --train all.* use --train tail"):
+    with pytest.raises(UserError, match=r"--tap has no effect with --train all.* use --train tail"):
         complete(config, has_gpu=True)
     assert complete(config, has_gpu=False).model.train == "tail"
     named = config_from_options({"tap": "layer3", "train": "tail"})
