@@ -163,7 +163,9 @@ def test_what_a_machine_trains_by_default() -> None:
     assert (without.training.steps, without.output.checkpoint_every) == (300, 500)
     assert (with_one.model.backbone, with_one.model.train) == ("resnet50.tv_in1k", "all")
     assert (with_one.training.regime, with_one.model.frame) == ("published", "auto")  # measured when a run starts
+    assert with_one.training.backbone_lr == pytest.approx(1e-3), "a tenth of the rate"
     tail = complete(config_from_options({"train": "tail"}), has_gpu=False)
+    assert tail.training.backbone_lr == pytest.approx(1e-4), "a hundredth"
     assert (tail.training.regime, tail.model.views, tail.output.checkpoint_every) == ("kept", 0, 50)
     given = {"train": "tail", "views": 0, "frame": "off", "regime": "published"}
     kept = complete(config_from_options(given), has_gpu=False)

@@ -318,7 +318,7 @@ def test_training_starts_without_training_views(
         take_step(training)
 
     monkeypatch.setattr(Training, "take_step", stepping)
-    run(folders, tmp_path / "run", **TAIL)
+    run(folders, tmp_path / "run", **TAIL, views=2)
     assert kept[0] == 15 + 15
     assert all(0 <= later - before <= 8 for before, later in zip(kept, [*kept[1:], count()], strict=True))
     assert 15 + 15 + 8 <= count() <= 15 + 15 + 6 * 8

@@ -87,7 +87,7 @@ def test_defaults_are_the_released_codes_for_office31(method: DCC) -> None:
         "unused_logits": 0,
         "warm_up": 0,
     }
-    config = complete(config_from_options({"method": "dcc"}), has_gpu=False)
+    config = complete(config_from_options({"method": "dcc", "regime": "published"}), has_gpu=False)
     assert (config.training.lr, config.training.backbone_lr) == pytest.approx((1e-3, 1e-4))
     assert complete(config_from_options({"method": "dcc", "lr": 0.5}), has_gpu=False).training.lr == 0.5
     on_gpu = {name: complete(config_from_options({"method": name}), has_gpu=True) for name in ("dcc", "ovanet")}

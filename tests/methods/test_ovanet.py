@@ -30,8 +30,9 @@ def method(toy_backbone: nn.Module) -> OVANet:
 
 
 def optimiser_of(method: OVANet, **options: float) -> Optimizer:
-    """As a run has it with these options."""
-    return build_optimiser(turn_of(method), complete(config_from_options(options), has_gpu=False).training)
+    """As a run in the published regime has it with these options."""
+    config = config_from_options({"regime": "published", **options})
+    return build_optimiser(turn_of(method), complete(config, has_gpu=False).training)
 
 
 def slow_losses(method: OVANet, batches: Batches) -> dict[str, float]:

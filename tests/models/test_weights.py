@@ -432,7 +432,7 @@ def test_random_weights_on_purpose() -> None:
 
 
 def test_default_backbone() -> None:
-    assert default_backbone(has_gpu=False) == "tf_efficientnet_lite0"
+    assert default_backbone(has_gpu=False) == "tiny_vit_5m_224.dist_in22k"
     assert default_backbone(has_gpu=True) == "resnet50.tv_in1k"
     for has_gpu in (True, False):
         weights.check_backbone_name(default_backbone(has_gpu))

@@ -51,7 +51,7 @@ class Tiny(Method):
 
 
 def make_config(**changes: Any) -> Config:
-    given = {"steps": 12, "batch_size": 6, "log_every": 1, "checkpoint_every": 4, **changes}
+    given = {"regime": "published", "steps": 12, "batch_size": 6, "log_every": 1, "checkpoint_every": 4, **changes}
     return complete(config_from_options(given), has_gpu=False)
 
 

@@ -142,8 +142,8 @@ def read_metrics(folder: Path, alone: bool = False) -> dict[str, float | None] |
 def oracle_best(folder: Path, last: OpenSetResult, config: Config) -> dict[str, Any]:
     """The evaluation with the highest HOS, chosen with target labels: an upper bound, not a result."""
     evaluations = [line for line in read_lines(folder / "metrics.jsonl") if line["kind"] == "evaluation"]
-    steps = max([line["step"] for line in read_lines(folder / "metrics.jsonl")], default=0)
-    evaluations.append({"step": steps, "kind": "evaluation", **last.scalars()})
+    took_steps = bool(read_lines(folder / "metrics.jsonl"))  # solved heads take none
+    evaluations.append({"step": config.training.steps if took_steps else 0, "kind": "evaluation", **last.scalars()})
     best = max(evaluations, key=lambda line: -1.0 if line.get("hos") is None else line["hos"])
     log.info(
         "oracle (chosen with target labels, not a result): HOS %s at step %d",
