@@ -19,6 +19,7 @@ from typing import Any
 
 import yaml
 from office31_tables import NAMES, SETTINGS, markdown
+from together import write_rows
 
 ALL, FROZEN, END = "<!-- backbones.py -->", "<!-- backbones.py: frozen -->", "<!-- backbones.py: end -->"
 NUMBERS = ("hos", "auroc", "closed_accuracy")
@@ -67,13 +68,6 @@ def rows_of(folder: Path) -> list[Row]:
         measured = {f"{name}_{way}": content[way][rule][name] for way, rule in WAYS.items() for name in NUMBERS}
         rows.append({**row, **{name: round(value, 5) for name, value in measured.items()}})
     return rows
-
-
-def write_rows(rows: list[Row], path: Path) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 def read_rows(path: Path) -> list[Row]:
