@@ -170,9 +170,8 @@ def complete(config: Config, has_gpu: bool) -> Config:
     }
     card = METHODS[training.method]
     lr = training.lr if training.lr is not None else card.lr
-    by_default: TrainMode = (
-        "all" if has_gpu else "head" if model.tap is None else "tail"
-    )  # a tap is where to cut for the tail
+    without_gpu: TrainMode = "head" if model.tap is None else "tail"  # a tap is where to cut for the tail
+    by_default: TrainMode = "all" if has_gpu else without_gpu
     train = model.train if model.train != AUTO else by_default
     regime = training.regime if training.regime != AUTO else PUBLISHED if train == "all" else KEPT
     share = 0.1 if regime == PUBLISHED else 0.01

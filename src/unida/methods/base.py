@@ -57,7 +57,7 @@ class Problem:
     num_target: int = 0
     steps: int = 1  # of the whole run
     seed: int = 0
-    regime: Literal["kept", "published"] = PUBLISHED  # how it trains (docs/regimes.md)
+    regime: Literal["kept", "published"] = PUBLISHED  # how it trains (docs/backbones.md)
     framed: bool = False  # whether heads see features in a `Frame`
 
 
