@@ -35,6 +35,7 @@ ORDER = (
     ("analysis",),
     ("runs",),
     ("api",),
+    ("grids",),
     ("unida",),  # the package's own __init__
     ("cli",),
     ("__main__",),
@@ -63,6 +64,7 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
         *("answering", "training", "evaluation", "analysis"),
     ),
     "api": ("errors", "support", "data", "methods", "config", "answering", "evaluation", "runs"),
+    "grids": ("errors", "support"),
     "unida": ("errors", "evaluation", "api"),
     "cli": ("errors", "support", "data", "models", "methods", "config", "training", "analysis", "runs", "api", "unida"),
     "__main__": ("cli",),
@@ -270,6 +272,7 @@ def loaded_by(code: str) -> str:
         "unida.data.benchmarks",
         "unida.data.pairs",
         "unida.analysis.options",
+        "unida.grids.published",
     ],
 )
 def test_modules_behind_help_and_errors_load_nothing_slow(module: str) -> None:

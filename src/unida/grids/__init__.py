@@ -1,0 +1,1 @@
+"""Grids of runs: every table by one command."""
