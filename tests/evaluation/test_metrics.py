@@ -13,7 +13,6 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from unida.evaluation.metrics import (
-    METRIC_NOTES,
     OpenSetResult,
     auroc,
     class_recalls,
@@ -22,6 +21,7 @@ from unida.evaluation.metrics import (
     open_set_metrics,
     oscr,
 )
+from unida.evaluation.names import METRIC_NOTES
 
 
 def recall(truth: list[int], answer: list[int], classes: list[int], wanted: int | None = None) -> float | None:

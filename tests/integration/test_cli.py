@@ -22,7 +22,7 @@ import unida
 from unida.config import config_to_yaml, load_config
 from unida.data.benchmarks import available, load_benchmark
 from unida.data.glyphs import GlyphFolders
-from unida.evaluation.metrics import METRIC_NOTES
+from unida.evaluation.names import METRIC_NOTES
 from unida.methods import METHODS
 from unida.models.backbone import create_backbone
 from unida.models.known import KNOWN

@@ -17,7 +17,8 @@ from unida.answering.target import Rule, TargetAnswers
 from unida.config import Config, config_from_options
 from unida.data.domains import Source, Target
 from unida.data.folders import Skipped
-from unida.evaluation.metrics import METRIC_NOTES, OpenSetResult, open_set_metrics
+from unida.evaluation.metrics import OpenSetResult, open_set_metrics
+from unida.evaluation.names import METRIC_NOTES
 from unida.methods import METHODS
 from unida.methods.listing import method_lines
 from unida.runs.summary import (

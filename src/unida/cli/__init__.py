@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from unida import __version__
-from unida.cli import verbs
+from unida.cli import grid_verbs, verbs
 from unida.cli.output import exit_with, forget_output
 from unida.errors import UserError
 from unida.support.suggest import did_you_mean
@@ -20,6 +20,8 @@ Every image of an unlabelled folder gets one of the classes of a labelled folder
   unida adapt --source DIR --target DIR --out RUN    adapt a classifier to the target
   unida predict RUN DIR --csv FILE                   answers for other images
   unida evaluate RUN                                 every metric, if the target has labels
+  unida grid SPEC.yaml --out DIR                     every run of a table, side by side; `unida grid status DIR`
+  unida table DIR                                    tables of a grid: Markdown, LaTeX, CSV, the paper beside
   unida demo                                         see it work on generated pictures, in minutes
   unida methods                                      the methods, their papers and options
   unida backbones                                    the networks: size, weights, what each is good for
@@ -38,8 +40,8 @@ Verb = Callable[[list[str]], None]  # called with the arguments after it
 def main(argv: Sequence[str] | None = None) -> None:
     """The console script.
 
-    Exit codes: 0 done, 1 `data verify` found the copy incomplete, 2 an error that the user can fix, 130 interrupted
-    (a run is saved and can be resumed), 141 the reader of the output has gone.
+    Exit codes: 0 done, 1 `data verify` found the copy incomplete or runs of a grid have failed, 2 an error that the
+    user can fix, 130 interrupted (a run is saved and can be resumed), 141 the reader of the output has gone.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -99,6 +101,8 @@ VERBS: dict[str, Verb] = {
     "adapt": verbs.adapt,
     "predict": verbs.predict,
     "evaluate": verbs.evaluate,
+    "grid": grid_verbs.grid,
+    "table": grid_verbs.table,
     "demo": verbs.demo,
     "methods": verbs.methods,
     "backbones": verbs.backbones,

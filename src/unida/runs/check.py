@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from lightning_fabric import Fabric
 
 from unida.analysis.auto_frame import choose_frame, with_frame
 from unida.analysis.auto_tap import choose_taps, has_open_tap, with_taps
@@ -36,25 +37,41 @@ def check_run(config: Config) -> Iterator[str]:
 
 def _lines(config: Config) -> Iterator[str]:
     keep_freed_memory()  # as the run will
-    fabric = open_fabric(replace(config.training, devices=1, num_nodes=1))
-    config = complete(config, has_gpu=fabric.device.type != "cpu")
-    processes = config.training.devices * config.training.num_nodes
-    refuse_uneven_batches(config, processes)
+    fabric, config = _completed(config)
     yield weights_line(config.model.backbone, config.model.weights)
     source, target = open_domains(config.data)
     yield from _describe(source, target)
     yield from _near_copies(source.pixels, target.pixels)
+    config, cost, frozen_at = _rehearsed(fabric, config, source, target)
+    yield ""
+    yield from _tell_cost(cost, config, frozen_at)
+
+
+def cost_of(config: Config) -> Rehearsal:
+    """What a run with these options will cost here."""
+    keep_freed_memory()
+    fabric, config = _completed(config)
+    return _rehearsed(fabric, config, *open_domains(config.data))[1]
+
+
+def _completed(config: Config) -> tuple[Fabric, Config]:
+    fabric = open_fabric(replace(config.training, devices=1, num_nodes=1))
+    config = complete(config, has_gpu=fabric.device.type != "cpu")
+    refuse_uneven_batches(config, config.training.devices * config.training.num_nodes)
+    return fabric, config
+
+
+def _rehearsed(fabric: Fabric, config: Config, source: Source, target: Target) -> tuple[Config, Rehearsal, str | None]:
+    """The config with all choices made, the cost, and the tap up to which the backbone is frozen."""
     if has_open_tap(config):
         config = with_taps(config, *choose_taps(config, source, target, fabric.device))
     if config.model.frame == AUTO:
         config = with_frame(config, choose_frame(config, source, target, fabric.device))
     with torch.random.fork_rng():
         method = build_for_run(config, source, target)
-        refuse_single_images(method, config, processes)
+        refuse_single_images(method, config, config.training.devices * config.training.num_nodes)
         refuse_crop(method.backbone, config.data.crop, method.eval().features)
-        rehearsal = rehearse(fabric, method, Domains(source, target), config)
-    yield ""
-    yield from _tell_cost(rehearsal, config, method.backbone.frozen_at)
+        return config, rehearse(fabric, method, Domains(source, target), config), method.backbone.frozen_at
 
 
 def _describe(source: Source, target: Target) -> list[str]:

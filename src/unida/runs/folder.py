@@ -53,6 +53,14 @@ def refuse_folder(config: Config) -> None:
         _find(config)
 
 
+def refuse_changes(config: Config) -> None:
+    """As `refuse_folder`; also refuse options that differ from those of the run that is to be resumed."""
+    with _telling_of_disk(config.output.out):
+        found = _find(config)
+        if found is not None:
+            _resumed(config, found[1])
+
+
 def claim_folder(config: Config, has_gpu: bool) -> Claim:
     """Make the run's folder, or find the run to resume. Never touches another run's files."""
     with _telling_of_disk(config.output.out):

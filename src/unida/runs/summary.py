@@ -12,7 +12,8 @@ from unida.config import Config, method_name
 from unida.data.domains import Source, Target
 from unida.data.folders import Skipped
 from unida.errors import UserError, printable
-from unida.evaluation.metrics import METRIC_NOTES, OpenSetResult
+from unida.evaluation.metrics import OpenSetResult
+from unida.evaluation.names import METRIC_NOTES
 from unida.support.files import write_csv, write_text
 from unida.support.progress import duration
 from unida.training.logging import read_lines

@@ -1,0 +1,130 @@
+"""The options of `unida grid` and `unida table`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+import yaml
+
+from unida.errors import UserError
+from unida.evaluation.names import METRIC_NOTES
+from unida.support.options import check_numbers, shown
+from unida.support.suggest import did_you_mean
+
+EngineName = Literal["local", "ray", "slurm-script"]
+Answers = Literal["given", "alone", "both"]
+COLUMNS = ("row", "method", "backbone", "train", "regime")  # that can name a line of a table
+
+
+@dataclass(frozen=True)
+class GridOptions:
+    spec: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="SPEC.yaml", help_behavior_hint="")] = None
+    """The grid: rows, pairs or folders, settings, seeds and options (docs/grids.md)."""
+    paper: Annotated[str | None, shown("NAME", "(for example unida-office31; see: unida table --published list)")] = (
+        None
+    )
+    """Run a grid of SPA's paper instead of a spec. Rows of methods that do not exist here are named and left out."""
+    out: Annotated[Path | None, shown("DIR")] = None
+    """Keep the runs and results.csv in this folder. Given again, the grid goes on where it was."""
+    root: Annotated[Path | None, shown("DIR")] = None
+    """The benchmark's folder."""
+    rows: Annotated[tuple[str, ...] | None, shown("NAME", "(default: all)")] = None
+    """Run only these rows."""
+    pairs: Annotated[tuple[str, ...] | None, shown("A:B", "(default: all)")] = None
+    """Run only these pairs, or the folders of these names."""
+    settings: Annotated[tuple[str, ...] | None, shown("NAME", "(default: all)")] = None
+    """Run only these settings."""
+    seeds: Annotated[tuple[int, ...] | None, shown("N", "(default: those of the spec)")] = None
+    """Run these seeds."""
+    set: Annotated[tuple[str, ...], shown("NAME=VALUE", "(for example backbone=tf_efficientnet_lite0 steps=50)")] = ()
+    """Options of every run, over those of the spec; a row's own options still win."""
+    engine: EngineName = "local"
+    """local: worker processes on this machine. ray: a Ray cluster (RAY_ADDRESS), or Ray on this machine. slurm-script:
+    write an array script for SLURM, and run nothing."""
+    workers: Annotated[int | None, shown("N", "(default: as many as cores and memory, or GPUs, allow)")] = None
+    """Runs side by side on this machine."""
+    cpus_per_run: int = 1
+    """Cores of each run."""
+    gpus_per_run: Annotated[float | None, shown("N", "(default: 1 if there is a GPU, else 0)")] = None
+    """GPUs of each run; with --engine ray it may be a part of one."""
+    attempts: int = 3
+    """Try a run this often if its worker process or its node dies."""
+    dry_run: bool = False
+    """Print the plan and how long it will take, and run nothing."""
+    no_estimate: bool = False
+    """Start at once, without measuring how long each row will take."""
+
+    def check(self) -> None:
+        check_numbers(self, "workers", "cpus_per_run", "attempts", least=1)
+        check_numbers(self, "gpus_per_run", least=0)
+        if (self.spec is None) == (self.paper is None):
+            raise UserError("give a spec, as in `unida grid SPEC.yaml --out DIR`, or --paper NAME")
+        if self.out is None:
+            raise UserError("--out DIR is missing: the folder for the runs and results.csv")
+        self.overrides()
+
+    def overrides(self) -> dict[str, Any]:
+        """What --set says."""
+        values = {}
+        for word in self.set:
+            name, sign, value = word.partition("=")
+            if not sign or not name:
+                raise UserError(f"--set {word}: write NAME=VALUE, for example steps=50")
+            try:
+                values[name.removeprefix("--")] = yaml.safe_load(value)
+            except yaml.YAMLError as error:
+                raise UserError(f"--set {word}: {value!r} is not a plain value") from error
+        return values
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    results: Annotated[
+        tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="DIR", help_behavior_hint="(or a results.csv)")
+    ] = None
+    """The folder of a grid, or its results.csv."""
+    metric: str = "hos"
+    """The number that is shown by pair: any metric that `unida evaluate` prints."""
+    also: Annotated[tuple[str, ...], shown("NAME", "(default: none)")] = ()
+    """Show the averages of these metrics, too."""
+    answers: Annotated[Answers, shown("given|alone|both", "(default: given, or alone beside a published table)")] = (
+        "given"
+    )
+    """given: the runs' own answers. alone: each image by itself with the method's own threshold, as in papers."""
+    layout: Literal["pairs", "overview"] = "pairs"
+    """pairs: a column for each pair. overview: averages only, settings and answers side by side."""
+    by: Annotated[tuple[str, ...], shown("NAME", "(default: row)")] = ("row",)
+    """Columns of results.csv that name a line of the table: row, method, backbone, train, regime."""
+    rows: Annotated[tuple[str, ...] | None, shown("NAME", "(default: all)")] = None
+    """Show these rows, in this order."""
+    pairs: Annotated[tuple[str, ...] | None, shown("A:B", "(default: all)")] = None
+    """Show these pairs, in this order."""
+    settings: Annotated[tuple[str, ...] | None, shown("NAME", "(default: all)")] = None
+    """Show these settings."""
+    against: Annotated[tuple[str, ...], shown("ROW", "(default: none)")] = ()
+    """Add the differences to these rows, run by run on the same pair and seed, with standard errors."""
+    published: Annotated[str | None, shown("NAME", "(default: the grid's own; `list` lists them)")] = None
+    """Add the rows of a table of SPA's paper: those that the grid has, too. Alone, print that table. none: add none."""
+    format: Literal["markdown", "latex", "csv"] = "markdown"
+    """latex needs the package booktabs."""
+    out: Annotated[Path | None, shown("FILE", "(default: print)")] = None
+    """Write the tables to this file."""
+    into: Annotated[Path | None, shown("PAGE")] = None
+    """Draw all tables of a Markdown page again. Each stands between `<!-- unida table … -->` and `<!-- end of table
+    -->`; the first line says how it is drawn, with paths relative to the page."""
+
+    def check(self) -> None:
+        for name in (self.metric, *self.also):
+            if name not in METRIC_NOTES:
+                hint = did_you_mean(name, METRIC_NOTES)
+                raise UserError(f"there is no metric {name!r}{hint}; there are {', '.join(METRIC_NOTES)}")
+        for name in self.by:
+            if name not in COLUMNS:
+                raise UserError(f"--by has {name!r}{did_you_mean(name, COLUMNS)}; it takes {', '.join(COLUMNS)}")
+        if self.results is None and self.into is None and self.published is None:
+            raise UserError("give the folder of a grid or its results.csv, as in `unida table DIR`")
+
+
+Spec = Path | str | Mapping[str, Any]

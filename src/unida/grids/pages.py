@@ -1,0 +1,113 @@
+"""`unida table`: from results to text, and into pages that say themselves how their tables are drawn."""
+
+import dataclasses
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+from unida.errors import UserError
+from unida.grids.folder import SPEC, saved_grid
+from unida.grids.options import TableOptions
+from unida.grids.plan import plan
+from unida.grids.published import PAPER, Published, load_published, published_names, spec_names
+from unida.grids.results import RESULTS, Record, collect, read_results
+from unida.grids.tables import Cell, Table, as_csv, draw, latex, markdown
+from unida.support.files import write_text
+
+PLACE = re.compile(r"(<!-- unida table (.*?) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+FORMATS = {"markdown": markdown, "latex": latex, "csv": as_csv}
+
+Parse = Callable[[list[str]], TableOptions]
+
+
+def table_text(options: TableOptions) -> str:
+    """All tables that the options ask for, as text."""
+    if options.published == "list":
+        return _listed()
+    if options.results is None:
+        assert options.published is not None  # or check() would have raised
+        return _joined([_table_of(load_published(options.published))], options)
+    records, published = records_of(options.results), _beside(options, options.results)
+    if published is not None and options.answers == "given":
+        options = dataclasses.replace(options, answers="alone")
+    return _joined(draw(records, options, published), options)
+
+
+def records_of(place: Path) -> list[Record]:
+    """The results of a grid's folder, as its runs are now, or those of a csv file."""
+    if (place / SPEC).exists():
+        return list(collect(plan(saved_grid(place), place), place).values())
+    if place.is_dir():
+        place = place / RESULTS
+    if not place.exists():
+        raise UserError(f"{place} is not there: give the folder of a grid, or a results.csv")
+    return read_results(place)
+
+
+def _beside(options: TableOptions, place: Path) -> Published | None:
+    """The table of the paper that the results stand beside: named by the options, or by the grid."""
+    if options.published is not None:
+        return None if options.published == "none" else load_published(options.published)
+    grid = saved_grid(place) if (place / SPEC).exists() else None
+    return load_published(grid.published) if grid is not None and grid.published else None
+
+
+def _joined(tables: list[Table], options: TableOptions) -> str:
+    if options.format == "csv" and len(tables) > 1:
+        raise UserError(f"--format csv writes one table, not {len(tables)}: choose one setting, and no --against")
+    if options.format != "markdown":
+        return "\n\n".join(FORMATS[options.format](table) for table in tables)
+    drawn = []
+    for table in tables:
+        title = [f"**{table.title}**"] if table.title and len(tables) > 1 else []
+        drawn += [*title, markdown(table), *([table.caption] if table.caption else [])]
+    return "\n\n".join(drawn)
+
+
+def _table_of(published: Published) -> Table:
+    """A table of the paper, whole."""
+    lines = [
+        [Cell(row.label), *(_printed_cell(row.values.get(column)) for column in published.columns)]
+        for row in published.rows.values()
+    ]
+    caption = f"{published.metric}. {PAPER}. {published.note}"
+    return Table(published.title, caption, ["", *published.columns], lines)
+
+
+def _printed_cell(value: tuple[float, float | None] | None) -> Cell:
+    if value is None:
+        return Cell("")
+    return Cell(f"{value[0]:g}" if value[1] is None else f"{value[0]:g} ± {value[1]:g}")
+
+
+def _listed() -> str:
+    tables = [f"  {name}: {load_published(name).title}" for name in published_names()]
+    return "\n".join(
+        ["tables of the paper:", *tables, "grids, for `unida grid --paper`:", f"  {', '.join(spec_names())}"]
+    )
+
+
+def redraw(page: Path, parse: Parse) -> bool:
+    """Draw all tables of a page again; whether something changed.
+
+    Args:
+        parse: from the words of a place to options, as the command line does.
+    """
+    try:
+        before = page.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--into {page} cannot be read ({error.strerror})") from error
+    if not PLACE.search(before):
+        raise UserError(f"--into {page} has no place for a table: <!-- unida table … --> and <!-- end of table -->")
+
+    def fill(place: re.Match[str]) -> str:
+        options = parse(shlex.split(place[2]))
+        if options.results is not None:
+            options = dataclasses.replace(options, results=page.parent / options.results)
+        return f"{place[1]}\n{table_text(options)}\n\n{place[3]}"
+
+    after = PLACE.sub(fill, before)
+    if after != before:
+        write_text(page, after)
+    return after != before

@@ -1,0 +1,130 @@
+"""`unida grid` and `unida.grid`: check everything, tell the plan, then run it."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sized
+from pathlib import Path
+from typing import Any
+
+from unida.config import flat_options
+from unida.grids.driver import run_grid
+from unida.grids.engine import Engine
+from unida.grids.folder import LOGS, claimed, refuse_out
+from unida.grids.options import GridOptions
+from unida.grids.plan import Task, check_plan, config_of, plan
+from unida.grids.results import Record, collect
+from unida.grids.spec import Grid, grid_from, paper_spec, read_spec, run_options
+
+Show = Callable[[str], None]
+
+
+def read_grid(options: GridOptions, content: Mapping[str, Any] | None = None) -> tuple[Grid, Grid]:
+    """The whole grid, and the part of it that the options choose.
+
+    Args:
+        content: of a spec, from Python, in place of a file.
+    """
+    if content is not None:
+        grid = grid_from(content, root=options.root)
+    elif options.paper is not None:
+        grid = paper_spec(options.paper, options.root)
+    else:
+        assert options.spec is not None  # or check() would have raised
+        grid = read_spec(options.spec, options.root)
+    overrides = run_options(options.overrides(), "--set", Path.cwd())
+    grid = dataclasses.replace(grid, options={**grid.options, **overrides})
+    part = grid.chosen(options.rows, options.pairs, options.settings, options.seeds)
+    seeds = [*grid.seeds, *(seed for seed in part.seeds if seed not in grid.seeds)]
+    return dataclasses.replace(grid, seeds=seeds), part
+
+
+def start_grid(options: GridOptions, show: Show, content: Mapping[str, Any] | None = None) -> list[Record]:
+    """Run what is missing of a grid. Everything that can be checked is checked before the first run."""
+    assert options.out is not None  # or check() would have raised
+    out = options.out
+    grid, part = read_grid(options, content)
+    tasks = plan(part, out)
+    refuse_out(out, grid)
+    check_plan(tasks)
+    for line in plan_lines(grid, part, tasks):
+        show(line)
+    todo = [task for task in tasks if not task.is_finished]
+    if options.engine == "slurm-script":
+        return _write_script(options, grid, todo, out, show)
+    engine = None if options.dry_run else _engine(options, grid, out, len(todo))
+    workers = engine.workers if engine is not None else _workers(options)
+    expected: dict[str, float] = {}
+    if todo and options.engine == "local" and not options.no_estimate:
+        from unida.grids.estimate import Estimate, estimate
+
+        measured: Estimate = estimate(todo, collect(tasks, out), show)
+        expected = measured.of_row
+        show(measured.line(todo, workers))
+    if engine is None:
+        return list(collect(plan(grid, out), out).values())
+    return run_grid(grid, part, out, engine, expected, show)
+
+
+def plan_lines(grid: Grid, part: Grid, tasks: list[Task]) -> list[str]:
+    finished = sum(task.is_finished for task in tasks)
+    data = [_count(part.folders, "pair of folders", "pairs of folders")] if part.folders else []
+    data = data or [_count(part.pairs, "pair"), _count(part.settings, "setting")]
+    factors = [_count(part.rows, "row"), *data, _count(part.seeds, "seed")]
+    counted = f"{' × '.join(factors)} = {_count(tasks, 'run')}"
+    lines = [f"{grid.title or 'grid'}: {counted}" + (f", {finished} of them finished" if finished else "")]
+    for row in part.rows:
+        example = next(task for task in tasks if task.row == row)
+        lines.append(f"  {row}: {_told(example, part)}")
+    if grid.skipped:
+        lines.append(f"left out, for there is no such method here: {', '.join(grid.skipped)}")
+    return lines
+
+
+def _count(things: Sized, one: str, many: str = "") -> str:
+    return f"{len(things)} {one if len(things) == 1 else many or one + 's'}"
+
+
+def _told(task: Task, grid: Grid) -> str:
+    """A row's own options, and the network that it uses."""
+    config = flat_options(config_of(task))
+    own = " ".join(f"{name}={value}" for name, value in grid.rows[task.row].items())
+    return f"{own or 'method=' + config['method']} (backbone {config['backbone']}, train {config['train']})"
+
+
+def _engine(options: GridOptions, grid: Grid, out: Path, runs: int) -> Engine:
+    logs = out.absolute() / LOGS
+    if options.engine == "ray":
+        from unida.grids.onray import RayEngine
+
+        gpus = options.gpus_per_run or 0
+        return RayEngine(logs, grid.methods, options.cpus_per_run, gpus, options.attempts, options.workers)
+    from unida.grids.local import LocalEngine
+
+    devices = _devices(options)
+    workers = min(_workers(options), max(1, runs))
+    return LocalEngine(workers, logs, grid.methods, options.cpus_per_run, devices, options.attempts)
+
+
+def _devices(options: GridOptions) -> int:
+    if options.gpus_per_run == 0:
+        return 0
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def _workers(options: GridOptions) -> int:
+    from unida.grids.local import default_workers
+
+    return options.workers or default_workers(options.cpus_per_run, _devices(options))
+
+
+def _write_script(options: GridOptions, grid: Grid, todo: list[Task], out: Path, show: Show) -> list[Record]:
+    from unida.grids.slurm import write_script
+
+    if not todo:
+        show("all runs are finished: there is nothing to hand in")
+    elif not options.dry_run:
+        with claimed(out, grid):
+            script = write_script(todo, out, options.cpus_per_run, options.gpus_per_run or 0)
+        show(f"wrote {script}: hand it in with `sbatch {script}`, then draw the table with `unida table {out}`")
+    return list(collect(plan(grid, out), out).values())

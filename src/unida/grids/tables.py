@@ -1,0 +1,321 @@
+"""Tables of a grid's results: means over pairs and seeds, the best in bold, paired differences, the paper beside.
+
+A seed counts in an average over pairs only if it has all of them. ± is the standard deviation between seeds; of
+differences, it is the standard error.
+"""
+
+import csv
+import io
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from unida.data.benchmarks import load_benchmark
+from unida.errors import UserError
+from unida.evaluation.names import METRIC_NOTES
+from unida.grids.options import TableOptions
+from unida.grids.published import Published
+from unida.grids.results import ALONE, Record
+from unida.support.suggest import did_you_mean
+
+SHORT = {
+    "hos": "HOS",
+    "hos_sample": "HOS by image",
+    "hos_classmean": "HOS, ROS's",
+    "hos_ovanet_legacy": "HOS, OVANet's",
+}
+SHORT |= {"auroc": "AUROC", "oscr": "OSCR", "os": "OS", "os_star": "OS*", "closed_accuracy": "closed"}
+SETTINGS = {"unida": "UniDA", "osda": "OSDA", "pda": "PDA", "cda": "CDA"}
+WAYS = {"given": "the runs' own answers", "alone": "each image alone, with the method's own threshold, as in papers"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    text: str
+    mean: float | None = None  # to find the best of a column
+    best: bool = False
+
+
+@dataclass
+class Table:
+    title: str
+    caption: str
+    heading: list[str]
+    lines: list[list[Cell]] = field(default_factory=list)
+    below: list[list[Cell]] = field(default_factory=list)  # rows of a paper, under a rule
+
+
+def draw(records: Sequence[Record], options: TableOptions, published: Published | None = None) -> list[Table]:
+    """All tables that the options ask for."""
+    chosen = choose(records, options)
+    ways: Sequence[str] = ("alone", "given") if options.answers == "both" else (options.answers,)
+    if options.layout == "overview":
+        tables = [overview(chosen, options)]
+    else:
+        settings = list(dict.fromkeys(record["setting"] for record in chosen))
+        tables = [
+            by_pair(_of(chosen, setting), setting, way, options, published) for setting in settings for way in ways
+        ]
+        tables += [
+            differences(_of(chosen, setting), setting, way, options)
+            for setting in settings
+            for way in ways
+            if options.against
+        ]
+    return [table for table in tables if table.lines]
+
+
+def choose(records: Sequence[Record], options: TableOptions) -> list[Record]:
+    """Finished runs of the rows, pairs and settings that are asked for, in that order."""
+    done = [record for record in records if record["status"] == "done"]
+    if not done:
+        raise UserError("there is no finished run to show")
+    pairs = options.pairs and tuple(_full_pair(pair, done) for pair in options.pairs)
+    for key, names in (("row", options.rows), ("pair", pairs), ("setting", options.settings), ("row", options.against)):
+        there = dict.fromkeys(str(record[key]) for record in done)
+        for name in names or ():
+            if name not in there:
+                raise UserError(f"there is no {key} {name!r}{did_you_mean(name, there)}; there are {', '.join(there)}")
+        if names and names is not options.against:
+            done = sorted(
+                (record for record in done if record[key] in names), key=lambda record: names.index(record[key])
+            )
+    return done
+
+
+def _full_pair(pair: str, records: Sequence[Record]) -> str:
+    """A:D → amazon:dslr, if the runs are of a benchmark."""
+    name = records[0]["benchmark"]
+    return ":".join(load_benchmark(name).parse_pair(pair)) if name else pair
+
+
+def by_pair(records: list[Record], setting: str, way: str, options: TableOptions, published: Published | None) -> Table:
+    """A metric by pair, and averages over pairs of it and others."""
+    pairs = list(dict.fromkeys(record["pair"] for record in records))
+    metrics = (options.metric, *options.also)
+    heading = [", ".join(options.by), *(_short_pair(pair, records[0]) for pair in pairs)]
+    heading += [f"average {_short(options.metric)}" if len(pairs) > 1 else "", *map(_short, options.also)]
+    table = Table(
+        title=f"{SETTINGS.get(setting, setting)}, {_short(options.metric)}" if setting else _short(options.metric),
+        caption=_caption(records, options.metric, way),
+        heading=[*filter(None, heading), "seeds", "s a run"],
+    )
+    for name, mine in _lines(records, options.by):
+        cells = [_spread([_value(r, options.metric, way) for r in mine if r["pair"] == pair]) for pair in pairs]
+        for metric in metrics if len(pairs) > 1 else options.also:
+            cells.append(_spread(_averages(mine, pairs, partial(_value, metric=metric, way=way))))
+        seeds = len({record["seed"] for record in mine})
+        seconds = [record["seconds"] for record in mine if "seconds" in record]
+        cells += [Cell(str(seeds)), Cell(f"{statistics.mean(seconds):.0f}" if seconds else "")]
+        table.lines.append([Cell(name), *cells])
+    _mark_best(table)
+    if published is not None and _stands_beside(published, setting, way, records[0]):
+        rows = [row for row in dict.fromkeys(record["row"] for record in records) if row in published.rows]
+        printed = [_printed(published, row, pairs, options.metric, len(table.heading)) for row in rows]
+        table.below += [line for line in printed if any(cell.text for cell in line[1:])]
+    return table
+
+
+def _stands_beside(published: Published | None, setting: str, way: str, record: Record) -> bool:
+    """Papers answer alone: beside other answers, their numbers would mislead."""
+    return published is not None and (published.setting, published.benchmark, way) == (
+        setting,
+        record["benchmark"],
+        "alone",
+    )
+
+
+def _printed(published: Published, row: str, pairs: Sequence[str], metric: str, width: int) -> list[Cell]:
+    """A row as the paper prints it. Tables of several metrics have columns such as "amazon:dslr os"."""
+    values = published.rows[row].values
+    names = list(pairs)
+    if len(pairs) > 1 and all(
+        any(column.startswith(pair) for pair in pairs) for column in published.columns if ":" in column
+    ):
+        names.append("average")
+    found = [
+        values.get(name if published.metric == "HOS" and metric == "hos" else f"{name} {metric}") for name in names
+    ]
+    cells = [Cell("" if value is None else _plus_minus(value.value, value.std)) for value in found]
+    return [Cell(f"{published.rows[row].label} (paper)"), *cells, *[Cell("")] * (width - 1 - len(cells))]
+
+
+def overview(records: list[Record], options: TableOptions) -> Table:
+    """A line for each kind of run: averages over pairs, settings and answers side by side."""
+    settings = list(dict.fromkeys(record["setting"] for record in records))
+    ways = ("alone", "given") if options.answers == "both" else (options.answers,)
+    columns = [(s, m, w) for s in settings for m in (options.metric, *options.also) for w in ways]
+    names = {"alone": "alone", "given": "together"}
+
+    def head(setting: str, metric: str, way: str) -> str:
+        parts = [SETTINGS.get(setting, setting)] if len(settings) > 1 else []
+        parts += [_short(metric)] if options.also or not parts else []
+        return ", ".join([*parts, *([names[way]] if len(ways) > 1 else [])])
+
+    title = SETTINGS.get(settings[0], settings[0]) if len(settings) == 1 else _short(options.metric)
+    heading = [*options.by, *(head(*column) for column in columns), "pairs × seeds", "s a run"]
+    table = Table(title, _caption(records, options.metric, ways[0] if len(ways) == 1 else ""), heading)
+    for _, mine in _lines(records, options.by):
+        pairs = list(dict.fromkeys(record["pair"] for record in mine))
+        cells = []
+        for setting, metric, way in columns:
+            of_setting = _of(mine, setting)
+            values = _averages(of_setting, pairs, partial(_value, metric=metric, way=way))
+            cells.append(_spread(values) if of_setting else Cell("–"))
+        seeds = len({record["seed"] for record in mine})
+        seconds = [record["seconds"] for record in mine if "seconds" in record]
+        cells += [Cell(f"{len(pairs)} × {seeds}"), Cell(f"{statistics.mean(seconds):.0f}" if seconds else "")]
+        table.lines.append([*(Cell(str(mine[0].get(name, ""))) for name in options.by), *cells])
+    _mark_best(table)
+    return table
+
+
+def differences(records: list[Record], setting: str, way: str, options: TableOptions) -> Table:
+    """Means of the differences to some rows, run by run on the same pair and seed, ± their standard errors."""
+    metrics = (options.metric, *options.also)
+    title = f"{SETTINGS.get(setting, setting)}, differences" if setting else "differences"
+    table = Table(title, _caption(records, "", way), ["difference", "runs", *map(_short, metrics)])
+    rows = list(dict.fromkeys(record["row"] for record in records))
+    for place, other in enumerate(options.against):
+        theirs = {(r["pair"], r["seed"]): r for r in records if r["row"] == other}
+        for row in rows:
+            if row in options.against[: place + 1]:  # itself, and what was compared already
+                continue
+            mine = {(r["pair"], r["seed"]): r for r in records if r["row"] == row}
+            both = [(mine[run], theirs[run]) for run in mine if run in theirs]
+            if len(both) > 1:
+                cells = [_difference([(_value(a, m, way), _value(b, m, way)) for a, b in both]) for m in metrics]
+                table.lines.append([Cell(f"{row} − {other}"), Cell(str(len(both))), *cells])
+    return table
+
+
+def _difference(values: list[tuple[float | None, float | None]]) -> Cell:
+    known = [100 * (a - b) for a, b in values if a is not None and b is not None]
+    if len(known) < 2:
+        return Cell("")
+    return Cell(f"{statistics.mean(known):+.1f} ± {statistics.stdev(known) / len(known) ** 0.5:.1f}")
+
+
+def _of(records: Sequence[Record], setting: str) -> list[Record]:
+    return [record for record in records if record["setting"] == setting]
+
+
+def _lines(records: list[Record], by: Sequence[str]) -> list[tuple[str, list[Record]]]:
+    """Records by the line of the table that they belong to."""
+    lines: dict[tuple[str, ...], list[Record]] = {}
+    for record in records:
+        lines.setdefault(tuple(str(record.get(name, "")) for name in by), []).append(record)
+    return [(", ".join(name), mine) for name, mine in lines.items()]
+
+
+def _value(record: Record, metric: str, way: str) -> float | None:
+    return record.get(ALONE + metric if way == "alone" else metric)
+
+
+def _averages(
+    records: Sequence[Record], pairs: Sequence[str], value: Callable[[Record], float | None]
+) -> list[float | None]:
+    """The average over pairs for each seed that has them all."""
+    of_run = {(record["pair"], record["seed"]): value(record) for record in records}
+    averages: list[float | None] = []
+    for seed in dict.fromkeys(record["seed"] for record in records):
+        values = [of_run.get((pair, seed)) for pair in pairs]
+        known = [value for value in values if value is not None]
+        if len(known) == len(pairs):
+            averages.append(statistics.mean(known))
+    return averages
+
+
+def _spread(values: Sequence[float | None]) -> Cell:
+    """Mean ± standard deviation, in per cent. One value has no deviation, and none has no mean."""
+    known = [100 * value for value in values if value is not None]
+    if not known:
+        return Cell("")
+    mean = statistics.mean(known)
+    return Cell(_plus_minus(mean, statistics.stdev(known) if len(known) > 1 else None), mean)
+
+
+def _plus_minus(mean: float, deviation: float | None) -> str:
+    return f"{mean:.1f}" if deviation is None else f"{mean:.1f} ± {deviation:.1f}"
+
+
+def _mark_best(table: Table) -> None:
+    """The highest of each column, as it is printed; all of them if several are equal. One line needs no mark."""
+    if len(table.lines) < 2:
+        return
+    for column in range(len(table.heading)):
+        means = [line[column].mean for line in table.lines]
+        highest = max((round(mean, 1) for mean in means if mean is not None), default=None)
+        for line, mean in zip(table.lines, means, strict=True):
+            if mean is not None and round(mean, 1) == highest:
+                line[column] = Cell(line[column].text, mean, best=True)
+
+
+def _caption(records: Sequence[Record], metric: str, way: str) -> str:
+    """What a number needs to be believed."""
+    parts = [f"{_short(metric)}: {METRIC_NOTES[metric]}"] if metric else []
+    parts += [f"Answers: {WAYS[way]}"] if way else []
+    parts.append("In per cent, after the last step; ± between seeds" if metric else "Points, ± standard error")
+    for name, shown in (("backbone", "backbone"), ("train", "--train"), ("regime", "regime"), ("steps", "steps")):
+        values = dict.fromkeys(str(record[name]) for record in records if name in record)
+        parts += [f"{shown} {', '.join(values)}"] if 0 < len(values) < 4 else []
+    return ". ".join(parts) + "."
+
+
+def _short(metric: str) -> str:
+    return SHORT.get(metric, metric)
+
+
+def _short_pair(pair: str, record: Record) -> str:
+    """amazon:dslr → A→D."""
+    if not record["benchmark"]:
+        return pair
+    benchmark = load_benchmark(record["benchmark"])
+    return "→".join(benchmark.find_domain(name).letter for name in pair.split(":"))
+
+
+def markdown(table: Table) -> str:
+    lines = [[f"**{cell.text}**" if cell.best else cell.text for cell in line] for line in (*table.lines, *table.below)]
+    drawn = ["| " + " | ".join(cells) + " |" for cells in (table.heading, *lines)]
+    return "\n".join([drawn[0], "|---" * len(table.heading) + "|", *drawn[1:]])
+
+
+def latex(table: Table) -> str:
+    """A booktabs table."""
+    ours, theirs = ([[_tex(cell) for cell in line] for line in lines] for lines in (table.lines, table.below))
+    body = [" & ".join(cells) + r" \\" for cells in ours]
+    if theirs:
+        body += [r"\midrule", *(" & ".join(cells) + r" \\" for cells in theirs)]
+    return "\n".join(
+        [
+            r"\begin{table}[t]",
+            r"\centering",
+            rf"\caption{{{_tex(Cell(table.title))}. {_tex(Cell(table.caption))}}}",
+            rf"\begin{{tabular}}{{l{'c' * (len(table.heading) - 1)}}}",
+            r"\toprule",
+            " & ".join(_tex(Cell(name)) for name in table.heading) + r" \\",
+            r"\midrule",
+            *body,
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+        ]
+    )
+
+
+TEX = {"\\": r"\textbackslash{}", "→": r"$\rightarrow$", "±": r"$\pm$", "−": "$-$", "×": r"$\times$", "–": "--"}
+TEX |= {letter: f"\\{letter}" for letter in "&%$#_{}"} | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+
+
+def _tex(cell: Cell) -> str:
+    text = "".join(TEX.get(letter, letter) for letter in cell.text)
+    return rf"\textbf{{{text}}}" if cell.best else text
+
+
+def as_csv(table: Table) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(table.heading)
+    writer.writerows([cell.text for cell in line] for line in (*table.lines, *table.below))
+    return text.getvalue()
