@@ -16,6 +16,7 @@ from unida.config import (
     fingerprint_of,
     load_config,
     save_config,
+    saved_method,
 )
 from unida.data.options import default_cache
 from unida.errors import UserError
@@ -221,6 +222,17 @@ def test_an_option_that_a_config_lacks_has_its_default(tmp_path: Path) -> None:
     del content["training"]["seed"], content["model"]["views"], content["method"]["entropy_weight"]
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
     assert load_config(tmp_path / "config.yaml") == config_from_options({"steps": 7})
+
+
+def test_the_method_of_a_config_is_known_even_if_only_another_script_has_it(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    save_config(config_from_options({"method": "dcc"}), path)
+    path.write_text(path.read_text().replace("method: dcc", "method: mine"))
+    assert saved_method(path) == "mine"
+    for content in ("data: [", "version: 3\n"):
+        path.write_text(content)
+        with pytest.raises(UserError, match=r"config\.yaml is not the config of a run"):
+            saved_method(path)
 
 
 def test_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -293,7 +293,7 @@ QUICK = (
     ["--version"],
     *([*verb.split(), "--help"] for verb in ("check", "adapt", "predict", "evaluate", "demo", "methods", "backbones")),
     *([*verb.split(), "--help"] for verb in ("data list", "data verify", "data show")),
-    *([*verb.split(), "--help"] for verb in ("analyze layers", "analyze complexity")),
+    *([*verb.split(), "--help"] for verb in ("analyze layers", "analyze complexity", "analyze clusters")),
     ["adapt", "--method", "dcc", "--help"],
     ["methods"],
     ["backbones"],
@@ -312,6 +312,8 @@ QUICK = (
     ["data", "verify", "office32", "a"],
     ["analyze", "layers", "--source", "a", "--target", "b", "--out", "c", "--words", "1"],
     ["analyze", "complexity", "--method", "ovnet"],
+    ["analyze", "clusters"],
+    ["analyze", "clusters", "full"],
 )
 
 

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,11 @@ from unida.answering.later import Answered
 from unida.config import Config, config_from_options, load_config
 from unida.data.augment import Preprocess
 from unida.data.folders import ImageFile, Skipped, scan, scan_listed
-from unida.data.options import default_cache
-from unida.errors import UserError
 from unida.evaluation.metrics import OpenSetResult
 from unida.evaluation.predict import Predictions, predict_files
 from unida.evaluation.truth import Truth, read_truth_of_run
 from unida.methods.base import Method
-from unida.runs.folder import is_finished, refuse_folder
+from unida.runs.folder import refuse_folder, refuse_unfinished
 from unida.runs.modelfile import ModelInfo, load_model
 from unida.runs.pipeline import execute, measure_answers
 from unida.runs.summary import read_metrics
@@ -52,10 +49,7 @@ def adapt(
 def load(folder: str | os.PathLike[str]) -> "Run":
     """Open a finished run."""
     path = Path(folder)
-    if not (path / "config.yaml").exists():
-        raise UserError(f"{path} is not the folder of a run: it has no config.yaml")
-    if not is_finished(path):
-        raise UserError(f"the run in {path} is not finished: continue with unida adapt --out {path} --resume")
+    refuse_unfinished(path)
     return Run(path)
 
 
@@ -168,10 +162,7 @@ class Run:
         Compare the second with papers.
         """
         method, info = self._model
-        data = self.config.data
-        if not os.access(data.cache, os.W_OK):  # the run came from another machine
-            data = replace(data, cache=default_cache())
-        truth: Truth = read_truth_of_run(data, info.classes, target, progress)
+        truth: Truth = read_truth_of_run(self.config.data, info.classes, target, progress)
         scored = score_pixels(method, truth.pixels, self._preprocess, self._fabric, visible=progress)
         digests = [file.digest for file in truth.pixels.files]
         ways = (self._by_rule(scored, digests), self._alone(scored, digests))

@@ -5,13 +5,14 @@ the command line (`--batch-size 36`) and Python (`unida.adapt(batch_size=36)`) n
 torch, so help and errors about options appear at once.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import json
 import os
 import typing
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -234,8 +235,21 @@ def config_from_yaml(text: str) -> Config:
 
 def load_config(path: Path) -> Config:
     """Read a saved config; the error for an unknown key names it."""
-    try:
+    with _naming(path):
         return config_from_yaml(path.read_text(encoding="utf-8"))
+
+
+def saved_method(path: Path) -> str:
+    """The name of the method in a saved config. It may be one that only another script knows."""
+    with _naming(path):
+        return str(yaml.safe_load(path.read_text(encoding="utf-8"))["training"]["method"])
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """The error names the file."""
+    try:
+        yield
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError, LookupError, TypeError, AttributeError) as error:

@@ -40,9 +40,10 @@ COMMANDS = {
     "data list": ("benchmarks",),
     "data verify": ("NAME", "DIR"),
     "data show": ("DIR", "--out FILE", "--pair A:B"),
-    "analyze": ("unida analyze layers", "unida analyze complexity"),
+    "analyze": ("unida analyze layers", "unida analyze complexity", "unida analyze clusters"),
     "analyze layers": ("--source DIR", "--target DIR", "--out DIR", "--words"),
     "analyze complexity": ("--backbone", "--classes", "--words", "--method"),
+    "analyze clusters": ("RUN [RUN …]", "--csv FILE"),
 }
 
 

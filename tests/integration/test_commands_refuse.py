@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from bad_input import AdaptWords, Options, assert_refuses, contents, picture
 
+from unida.config import config_from_options, load_config, save_config
 from unida.data.glyphs import GlyphFolders
 
 # ---- adapt into the folder of a run ----------------------------------------------------------------------------------
@@ -71,6 +72,30 @@ def half_a_model(work: Path) -> None:
     model.write_bytes(model.read_bytes()[:5000])
 
 
+def run_of_dcc(work: Path, **changes: Any) -> None:
+    """The run's config says that DCC made it."""
+    data = vars(load_config(work / "run/config.yaml").data)
+    save_config(config_from_options({**data, "method": "dcc", **changes}), work / "run/config.yaml")
+
+
+def unlabelled_run_of_dcc(work: Path) -> None:
+    run_of_dcc(work, target_labels=False)
+
+
+def half_a_checkpoint(work: Path) -> None:
+    run_of_dcc(work)
+    checkpoint = work / "run/checkpoint/resume.safetensors"
+    checkpoint.write_bytes(checkpoint.read_bytes()[:5000])
+
+
+def flipped_bit(work: Path) -> None:
+    run_of_dcc(work)
+    checkpoint = work / "run/checkpoint/resume.safetensors"
+    content = bytearray(checkpoint.read_bytes())
+    content[-1] ^= 1
+    checkpoint.write_bytes(content)
+
+
 def flat_folder(work: Path) -> None:
     picture(work / "flat" / "one.png", 1)
 
@@ -87,6 +112,7 @@ def case(name: str, words: str, *parts: str, after: Callable[[Path], None] = lam
 PREDICT = "predict run target --csv answers.csv"
 NOT_FINISHED = ("run in run is not finished", "unida adapt --out run --resume")
 NO_CONFIG = "run/config.yaml is not the config of a run"
+CLUSTERS = "analyze clusters run"
 
 
 @pytest.mark.parametrize(
@@ -143,6 +169,22 @@ NO_CONFIG = "run/config.yaml is not the config of a run"
         case("sheet_of_nothing", "data show nothing", "nothing holds no image", after=empty_folder),
         case("verify_unknown", "data verify ofice31 source", "'ofice31'", "did you mean 'office31'?"),
         case("verify_nowhere", "data verify office31 gone", "gone is not a folder", "Office-31"),
+        case("clusters_no_run", "analyze clusters source", "source holds no finished run", "give the folder of a run"),
+        case("clusters_no_folder", "analyze clusters gone", "gone holds no finished run", "give the folder of a run"),
+        case("clusters_missing", "analyze clusters", "RUN is missing", "unida analyze clusters --help"),
+        case("clusters_unfinished", CLUSTERS, *NOT_FINISHED, after=not_finished),
+        case("clusters_not_dcc", CLUSTERS, "run is not a run of DCC", "make a run with --method dcc"),
+        case(
+            "clusters_no_labels",
+            CLUSTERS,
+            "the target of run has no labels",
+            "make the run with --target-labels",
+            after=unlabelled_run_of_dcc,
+        ),
+        case("clusters_of_another_run", CLUSTERS, "resume.safetensors holds no clusters", after=run_of_dcc),
+        case("clusters_half_a_file", CLUSTERS, "resume.safetensors", "cannot be read", after=half_a_checkpoint),
+        case("clusters_damaged", CLUSTERS, "resume.safetensors is damaged", "train again", after=flipped_bit),
+        case("clusters_damaged_config", CLUSTERS, NO_CONFIG, after=damaged_yaml),
         case("no_such_verb", "adpat --source source", "'unida adpat'", "did you mean 'adapt'?"),
         case("no_such_data_verb", "data lsit", "'unida data lsit'", "did you mean 'list'?"),
     ],
@@ -155,7 +197,12 @@ def test_other_commands_refuse(
 
 
 @pytest.mark.parametrize(
-    ("command", "option"), [(["predict", "run", "target"], "--csv"), (["evaluate", "run"], "--json")]
+    ("command", "option"),
+    [
+        (["predict", "run", "target"], "--csv"),
+        (["evaluate", "run"], "--json"),
+        (["analyze", "clusters", "run"], "--csv"),
+    ],
 )
 @pytest.mark.parametrize("place", ["run/log.txt/answers", "target", "closed/answers", "closed/deep/answers"])
 def test_a_file_that_cannot_be_written_is_found_before_the_work(
@@ -166,6 +213,7 @@ def test_a_file_that_cannot_be_written_is_found_before_the_work(
 
     monkeypatch.setattr("unida.api.Run.predict", work)
     monkeypatch.setattr("unida.api.Run.evaluate", work)
+    monkeypatch.setattr("unida.analysis.clusters.read_clusterings", work)
     (copied_run.parent / "closed").mkdir(mode=0o555)
     if place.startswith("closed") and os.access("closed", os.W_OK):
         pytest.skip("root may write anywhere")

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import tyro
+
 from unida.data.options import LARGEST_IMAGE, DataOptions
 from unida.errors import UserError
 from unida.methods import METHODS
@@ -55,3 +57,15 @@ class ComplexityOptions:
             )
         check_numbers(self, "classes", "words", least=1, most=1_000_000)
         check_numbers(self, "crop", least=1, most=LARGEST_IMAGE)
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], shown("RUN [RUN …]")]
+    """The folder of a finished run of DCC, or a folder that holds such runs, up to two levels below."""
+    csv: Annotated[Path | None, shown("FILE")] = None
+    """Also write a line for each cluster to this file."""
+
+    def check(self) -> None:
+        if not self.runs:
+            raise UserError("RUN is missing: the folder of a finished run; see: unida analyze clusters --help")

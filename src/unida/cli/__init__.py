@@ -30,6 +30,7 @@ Every image of an unlabelled folder gets one of the classes of a labelled folder
   unida data show DIR --out FILE                     a contact sheet of a folder or a benchmark
   unida analyze layers … --out DIR                   at which layer to adapt? NTR, DIS and PAS of every layer
   unida analyze complexity                           parameters and multiply-adds, without and with SPA's words
+  unida analyze clusters RUN …                       what DCC's clusters hold, if the target has labels
 
 Add --help to any of them. `unida --version` prints the version.
 """
@@ -107,5 +108,12 @@ VERBS: dict[str, Verb] = {
     "methods": verbs.methods,
     "backbones": verbs.backbones,
     "data": _group("data", {"list": verbs.data_list, "verify": verbs.data_verify, "show": verbs.data_show}),
-    "analyze": _group("analyze", {"layers": verbs.analyze_layers, "complexity": verbs.analyze_complexity}),
+    "analyze": _group(
+        "analyze",
+        {
+            "layers": verbs.analyze_layers,
+            "complexity": verbs.analyze_complexity,
+            "clusters": verbs.analyze_clusters,
+        },
+    ),
 }

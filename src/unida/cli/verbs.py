@@ -252,3 +252,24 @@ def analyze_complexity(arguments: list[str]) -> None:
     from unida.analysis.complexity import comparison_lines
 
     print("\n".join(comparison_lines(options)))
+
+
+def analyze_clusters(arguments: list[str]) -> None:
+    from unida.analysis.options import ClusterOptions
+    from unida.runs.folder import find_runs
+
+    description = "What DCC's clusters hold, beside the target's true classes: how many, matched to which, how pure?"
+    options = parse(ClusterOptions, "unida analyze clusters", arguments, description)
+    options.check()
+    runs = find_runs(options.runs)
+    if options.csv is not None:
+        check_writable("--csv", options.csv)
+    from unida.analysis.clusters import read_clusterings, report, write_clusters
+    from unida.training.logging import logging_to
+
+    with logging_to(None):
+        clusterings = read_clusterings(runs)
+    if options.csv is not None:
+        with writing("--csv", options.csv):
+            write_clusters(clusterings, options.csv)
+    print(report(clusterings))

@@ -7,9 +7,10 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
+from unida.data.benchmarks import Part
 from unida.data.domains import Target, open_benchmark_domain, open_domains, open_target
 from unida.data.folders import Skipped
-from unida.data.options import DataOptions
+from unida.data.options import DataOptions, default_cache
 from unida.data.pairs import benchmark_pair
 from unida.data.pixels import Pixels
 from unida.errors import UserError, printable
@@ -33,13 +34,21 @@ class Truth:
 
 
 def read_truth(
-    options: DataOptions, target: Target | None, classes: tuple[str, ...], visible: bool = True
+    options: DataOptions,
+    target: Target | None,
+    classes: tuple[str, ...],
+    visible: bool = True,
+    part: Part = "evaluate",
 ) -> Truth | None:
-    """The truth of a benchmark's target, of a labelled target folder if `--target-labels` is set, or None."""
+    """The truth of a benchmark's target, of a labelled target folder if `--target-labels` is set, or None.
+
+    Args:
+        part: of a benchmark that evaluates on other images than it adapts on.
+    """
     pair = benchmark_pair(options)
     if pair is not None:
         wanted = pair.label_sets.target_classes
-        pixels, names, skipped = open_benchmark_domain(pair, pair.target, "evaluate", wanted, options, visible)
+        pixels, names, skipped = open_benchmark_domain(pair, pair.target, part, wanted, options, visible)
     elif options.target_labels:
         assert target is not None
         pixels, skipped = target.pixels, target.skipped
@@ -62,6 +71,7 @@ def read_truth_of_run(
     options: DataOptions, classes: tuple[str, ...], folder: str | os.PathLike[str] | None, visible: bool
 ) -> Truth:
     """The truth to evaluate a finished run on: its own target's, or that of another folder with class sub-folders."""
+    options = _with_usable_cache(options)
     if folder is not None:
         options = replace(
             options,
@@ -74,13 +84,31 @@ def read_truth_of_run(
     if options.benchmark is not None:
         truth = read_truth(options, None, classes, visible)
     else:
-        assert options.target is not None
-        # Only both folders together show which images were dropped as copies.
-        together = folder is None and options.duplicates == "drop"
-        target = open_domains(options, visible)[1] if together else open_target(options, visible)
+        target = _own_target(options, visible) if folder is None else open_target(options, visible)
         truth = read_truth(replace(options, target_labels=True), target, classes, visible)
     assert truth is not None  # labels were asked for
     return truth
+
+
+def read_truth_of_training(options: DataOptions, classes: tuple[str, ...], visible: bool) -> Truth | None:
+    """The truth of the target images that a finished run learned from, in the order in which it numbers them.
+
+    None if the target has no labels.
+    """
+    options = _with_usable_cache(options)
+    has_own_labels = options.benchmark is None and options.target_labels
+    target = _own_target(options, visible) if has_own_labels else None
+    return read_truth(options, target, classes, visible, part="adapt")
+
+
+def _own_target(options: DataOptions, visible: bool) -> Target:
+    """The target folder of a run: only both folders together show which images were dropped as copies."""
+    return open_domains(options, visible)[1] if options.duplicates == "drop" else open_target(options, visible)
+
+
+def _with_usable_cache(options: DataOptions) -> DataOptions:
+    """With another cache if the run came from another machine."""
+    return options if os.access(options.cache, os.W_OK) else replace(options, cache=default_cache())
 
 
 def _folder_of(relative: str, options: DataOptions) -> str:

@@ -47,6 +47,34 @@ def is_finished(folder: Path) -> bool:
     return (folder / "metrics.json").exists()
 
 
+def refuse_unfinished(folder: Path) -> None:
+    """Refuse a folder that is not the one of a finished run."""
+    if not (folder / "config.yaml").exists():
+        raise UserError(f"{folder} is not the folder of a run: it has no config.yaml")
+    if not is_finished(folder):
+        raise UserError(f"the run in {folder} is not finished: continue with unida adapt --out {folder} --resume")
+
+
+def find_runs(places: Iterable[Path]) -> list[Path]:
+    """The finished runs in these folders, each once. A folder is a run itself, or holds runs one or two levels below.
+
+    In a folder of runs, those that are not finished are left out.
+    """
+    found: dict[Path, Path] = {}
+    for place in places:
+        if (place / "config.yaml").exists():
+            refuse_unfinished(place)
+            runs = [place]
+        else:
+            below = (path.parent for depth in ("*", "*/*") for path in place.glob(f"{depth}/config.yaml"))
+            runs = sorted(folder for folder in below if is_finished(folder))
+        if not runs:
+            raise UserError(f"{place} holds no finished run: give the folder of a run, or a folder that holds runs")
+        for run in runs:
+            found.setdefault(run.resolve(), run)
+    return list(found.values())
+
+
 def refuse_folder(config: Config) -> None:
     """Refuse a wrong --out or wrong options of the data before torch is loaded. Changes nothing."""
     with _telling_of_disk(config.output.out):
