@@ -4,10 +4,10 @@ import csv
 import json
 import shlex
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from unida import __version__
 from unida.config import load_config, method_name
 from unida.errors import UserError
 from unida.evaluation.names import METRIC_NOTES
@@ -66,7 +66,7 @@ def _record_of_finished(task: Task) -> Record:
         **{ALONE + name: value for name, value in alone.items()},
         "unknown_answers": _share_of_unknown(task.folder / "predictions.csv"),
         **{name: cost[name] for name in COST},
-        "version": __version__,
+        "version": version("unida"),
         "command": public_command(task),
     }
 
