@@ -12,9 +12,10 @@ from unida.errors import UserError
 if TYPE_CHECKING:
     from unida.api import Run, adapt, load
     from unida.evaluation.predict import Prediction
+    from unida.grids.api import GridResults, grid
 
 __version__ = "0.1.0"
-__all__ = ["Prediction", "Run", "UserError", "adapt", "load"]
+__all__ = ["GridResults", "Prediction", "Run", "UserError", "adapt", "grid", "load"]
 
 
 def __getattr__(name: str) -> Any:
@@ -23,6 +24,10 @@ def __getattr__(name: str) -> Any:
         from unida import api
 
         return getattr(api, name)
+    if name in ("GridResults", "grid"):
+        from unida.grids import api as grids
+
+        return getattr(grids, name)
     if name == "Prediction":
         from unida.evaluation.predict import Prediction
 

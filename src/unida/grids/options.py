@@ -106,7 +106,8 @@ class TableOptions:
     against: Annotated[tuple[str, ...], shown("ROW", "(default: none)")] = ()
     """Add the differences to these rows, run by run on the same pair and seed, with standard errors."""
     published: Annotated[str | None, shown("NAME", "(default: the grid's own; `list` lists them)")] = None
-    """Add the rows of a table of SPA's paper: those that the grid has, too. Alone, print that table. none: add none."""
+    """Add the rows of a table of SPA's paper: those that the grid has, too. auto: of the table of the same benchmark
+    and setting; none: of none. Without results, print that table."""
     format: Literal["markdown", "latex", "csv"] = "markdown"
     """latex needs the package booktabs."""
     out: Annotated[Path | None, shown("FILE", "(default: print)")] = None

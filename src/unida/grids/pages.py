@@ -10,7 +10,7 @@ from unida.errors import UserError
 from unida.grids.folder import SPEC, saved_grid
 from unida.grids.options import TableOptions
 from unida.grids.plan import plan
-from unida.grids.published import PAPER, Published, load_published, published_names, spec_names
+from unida.grids.published import PAPER, Published, load_published, published_for, published_names, spec_names
 from unida.grids.results import RESULTS, Record, collect, read_results
 from unida.grids.tables import Cell, Table, as_csv, draw, latex, markdown
 from unida.support.files import write_text
@@ -28,8 +28,9 @@ def table_text(options: TableOptions) -> str:
     if options.results is None:
         assert options.published is not None  # or check() would have raised
         return _joined([_table_of(load_published(options.published))], options)
-    records, published = records_of(options.results), _beside(options, options.results)
-    if published is not None and options.answers == "given":
+    records = records_of(options.results)
+    published = _beside(options, options.results, records)
+    if published and options.answers == "given":
         options = dataclasses.replace(options, answers="alone")
     return _joined(draw(records, options, published), options)
 
@@ -45,12 +46,15 @@ def records_of(place: Path) -> list[Record]:
     return read_results(place)
 
 
-def _beside(options: TableOptions, place: Path) -> Published | None:
-    """The table of the paper that the results stand beside: named by the options, or by the grid."""
-    if options.published is not None:
-        return None if options.published == "none" else load_published(options.published)
-    grid = saved_grid(place) if (place / SPEC).exists() else None
-    return load_published(grid.published) if grid is not None and grid.published else None
+def _beside(options: TableOptions, place: Path, records: list[Record]) -> list[Published]:
+    """Tables of the paper that the results stand beside: named by the options, or by the grid."""
+    name = options.published
+    if name is None and (place / SPEC).exists():
+        name = saved_grid(place).published
+    if name == "auto":
+        kinds = dict.fromkeys((record["benchmark"], record["setting"]) for record in records)
+        return [table for kind in kinds if (table := published_for(*kind)) is not None]
+    return [] if name in (None, "none") else [load_published(name)]
 
 
 def _joined(tables: list[Table], options: TableOptions) -> str:

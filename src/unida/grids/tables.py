@@ -17,6 +17,7 @@ from unida.evaluation.names import METRIC_NOTES
 from unida.grids.options import TableOptions
 from unida.grids.published import Published
 from unida.grids.results import ALONE, Record
+from unida.support import tables
 from unida.support.suggest import did_you_mean
 
 SHORT = {
@@ -46,24 +47,24 @@ class Table:
     below: list[list[Cell]] = field(default_factory=list)  # rows of a paper, under a rule
 
 
-def draw(records: Sequence[Record], options: TableOptions, published: Published | None = None) -> list[Table]:
-    """All tables that the options ask for."""
+def draw(records: Sequence[Record], options: TableOptions, published: Sequence[Published] = ()) -> list[Table]:
+    """All tables that the options ask for. Those of the paper stand under the setting that they are of."""
     chosen = choose(records, options)
     ways: Sequence[str] = ("alone", "given") if options.answers == "both" else (options.answers,)
     if options.layout == "overview":
-        tables = [overview(chosen, options)]
+        drawn = [overview(chosen, options)]
     else:
         settings = list(dict.fromkeys(record["setting"] for record in chosen))
-        tables = [
+        drawn = [
             by_pair(_of(chosen, setting), setting, way, options, published) for setting in settings for way in ways
         ]
-        tables += [
+        drawn += [
             differences(_of(chosen, setting), setting, way, options)
             for setting in settings
             for way in ways
             if options.against
         ]
-    return [table for table in tables if table.lines]
+    return [table for table in drawn if table.lines]
 
 
 def choose(records: Sequence[Record], options: TableOptions) -> list[Record]:
@@ -90,7 +91,9 @@ def _full_pair(pair: str, records: Sequence[Record]) -> str:
     return ":".join(load_benchmark(name).parse_pair(pair)) if name else pair
 
 
-def by_pair(records: list[Record], setting: str, way: str, options: TableOptions, published: Published | None) -> Table:
+def by_pair(
+    records: list[Record], setting: str, way: str, options: TableOptions, published: Sequence[Published]
+) -> Table:
     """A metric by pair, and averages over pairs of it and others."""
     pairs = list(dict.fromkeys(record["pair"] for record in records))
     metrics = (options.metric, *options.also)
@@ -110,20 +113,12 @@ def by_pair(records: list[Record], setting: str, way: str, options: TableOptions
         cells += [Cell(str(seeds)), Cell(f"{statistics.mean(seconds):.0f}" if seconds else "")]
         table.lines.append([Cell(name), *cells])
     _mark_best(table)
-    if published is not None and _stands_beside(published, setting, way, records[0]):
-        rows = [row for row in dict.fromkeys(record["row"] for record in records) if row in published.rows]
-        printed = [_printed(published, row, pairs, options.metric, len(table.heading)) for row in rows]
-        table.below += [line for line in printed if any(cell.text for cell in line[1:])]
+    for paper in published if way == "alone" else ():  # beside other answers, a paper's numbers would mislead
+        if (paper.setting, paper.benchmark) == (setting, records[0]["benchmark"]):
+            rows = [row for row in dict.fromkeys(record["row"] for record in records) if row in paper.rows]
+            printed = [_printed(paper, row, pairs, options.metric, len(table.heading)) for row in rows]
+            table.below += [line for line in printed if any(cell.text for cell in line[1:])]
     return table
-
-
-def _stands_beside(published: Published | None, setting: str, way: str, record: Record) -> bool:
-    """Papers answer alone: beside other answers, their numbers would mislead."""
-    return published is not None and (published.setting, published.benchmark, way) == (
-        setting,
-        record["benchmark"],
-        "alone",
-    )
 
 
 def _printed(published: Published, row: str, pairs: Sequence[str], metric: str, width: int) -> list[Cell]:
@@ -277,8 +272,7 @@ def _short_pair(pair: str, record: Record) -> str:
 
 def markdown(table: Table) -> str:
     lines = [[f"**{cell.text}**" if cell.best else cell.text for cell in line] for line in (*table.lines, *table.below)]
-    drawn = ["| " + " | ".join(cells) + " |" for cells in (table.heading, *lines)]
-    return "\n".join([drawn[0], "|---" * len(table.heading) + "|", *drawn[1:]])
+    return tables.markdown(table.heading, lines)
 
 
 def latex(table: Table) -> str:
