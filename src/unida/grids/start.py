@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from unida.config import flat_options
-from unida.grids.driver import run_grid
+from unida.grids.driver import explaining_disk, run_grid
 from unida.grids.engine import Engine
 from unida.grids.folder import LOGS, claimed, refuse_out
 from unida.grids.options import GridOptions
@@ -47,21 +47,30 @@ def start_grid(options: GridOptions, show: Show, content: Mapping[str, Any] | No
     check_plan(tasks)
     for line in plan_lines(grid, part, tasks):
         show(line)
-    todo = [task for task in tasks if not task.is_finished]
-    if options.engine == "slurm-script":
-        return _write_script(options, grid, todo, out, show)
-    engine = None if options.dry_run else _engine(options, grid, out, len(todo))
-    workers = engine.workers if engine is not None else _workers(options)
-    expected: dict[str, float] = {}
-    if todo and options.engine == "local" and not options.no_estimate:
-        from unida.grids.estimate import Estimate, estimate
-
-        measured: Estimate = estimate(todo, collect(tasks, out), show)
-        expected = measured.of_row
-        show(measured.line(todo, workers))
-    if engine is None:
+    if options.dry_run:
+        _estimate(options, tasks, out, _workers(options), show)
         return list(collect(plan(grid, out), out).values())
-    return run_grid(grid, part, out, engine, expected, show)
+    with explaining_disk(out), claimed(out, grid):
+        if options.engine == "slurm-script":
+            return _write_script(options, grid, tasks, out, show)
+        engine = _engine(options, grid, out, len(tasks))
+        expected = _estimate(options, tasks, out, engine.workers, show)
+        return run_grid(grid, part, out, engine, expected, show)
+
+
+def _estimate(options: GridOptions, tasks: list[Task], out: Path, workers: int, show: Show) -> dict[str, float]:
+    """Seconds of a run, by row; tells how long all of them will take."""
+    todo = [task for task in tasks if not task.is_finished]
+    if not todo:
+        return {}
+    if options.engine != "local" or options.no_estimate:
+        show(f"time: not measured; {workers} runs side by side")
+        return {}
+    from unida.grids.estimate import estimate
+
+    measured = estimate(todo, collect(tasks, out), show)
+    show(measured.line(todo, workers))
+    return measured.of_row
 
 
 def plan_lines(grid: Grid, part: Grid, tasks: list[Task]) -> list[str]:
@@ -118,13 +127,13 @@ def _workers(options: GridOptions) -> int:
     return options.workers or default_workers(options.cpus_per_run, _devices(options))
 
 
-def _write_script(options: GridOptions, grid: Grid, todo: list[Task], out: Path, show: Show) -> list[Record]:
+def _write_script(options: GridOptions, grid: Grid, tasks: list[Task], out: Path, show: Show) -> list[Record]:
     from unida.grids.slurm import write_script
 
-    if not todo:
-        show("all runs are finished: there is nothing to hand in")
-    elif not options.dry_run:
-        with claimed(out, grid):
-            script = write_script(todo, out, options.cpus_per_run, options.gpus_per_run or 0)
+    todo = [task for task in tasks if not task.is_finished]
+    if todo:
+        script = write_script(todo, out, options.cpus_per_run, options.gpus_per_run or 0)
         show(f"wrote {script}: hand it in with `sbatch {script}`, then draw the table with `unida table {out}`")
+    else:
+        show("all runs are finished: there is nothing to hand in")
     return list(collect(plan(grid, out), out).values())
