@@ -322,6 +322,28 @@ def test_the_slurm_script_runs_one_line_of_commands_each(spec: Spec, calm: Path,
     assert table.code == 0 and "| source-only |" in table.out and "ovanet" not in table.out
 
 
+def processes_of_ray() -> list[int]:
+    """Workers of Ray that carry out a run."""
+    listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
+    return [int(line.split()[0]) for line in listed.splitlines() if "ray::_run" in line]
+
+
+def test_ray_gives_the_same_results_though_a_worker_is_killed(
+    spec: Spec, calm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray", reason="--engine ray needs unida[ray]")
+    monkeypatch.setitem(ENVIRONMENT, "RAY_worker_niceness", "0")
+    path = write_spec(spec, tmp_path / "spec.yaml")
+
+    def kill_a_worker(name: str) -> None:
+        for process in processes_of_ray()[:1]:
+            os.kill(process, signal.SIGKILL)
+
+    words = ["grid", str(path), "--out", str(tmp_path / "out"), "--engine", "ray", "--workers", "2"]
+    killed_and_continued(words, tmp_path / "out", ["worker"], kill_a_worker)
+    assert results(tmp_path / "out") == results(calm, "diverges")
+
+
 @pytest.mark.parametrize(
     ("error", "status", "reason"),
     [
@@ -335,7 +357,7 @@ def test_outcomes_are_told_apart(
     error: Exception, status: str, reason: str, spec: Spec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def execute(config: Any) -> None:
-        print("said by the run", flush=True)
+        os.write(1, b"said by the run")
         raise error
 
     monkeypatch.setattr("unida.runs.pipeline.execute", execute)
