@@ -5,12 +5,11 @@ from collections.abc import Callable, Mapping, Sized
 from pathlib import Path
 from typing import Any
 
-from unida.config import flat_options
 from unida.grids.driver import explaining_disk, run_grid
 from unida.grids.engine import Engine
 from unida.grids.folder import LOGS, claimed, refuse_out
 from unida.grids.options import GridOptions
-from unida.grids.plan import Task, check_plan, config_of, plan
+from unida.grids.plan import Task, check_plan, plan
 from unida.grids.results import Record, collect
 from unida.grids.spec import Grid, grid_from, paper_spec, read_spec, run_options
 
@@ -80,9 +79,8 @@ def plan_lines(grid: Grid, part: Grid, tasks: list[Task]) -> list[str]:
     factors = [_count(part.rows, "row"), *data, _count(part.seeds, "seed")]
     counted = f"{' × '.join(factors)} = {_count(tasks, 'run')}"
     lines = [f"{grid.title or 'grid'}: {counted}" + (f", {finished} of them finished" if finished else "")]
-    for row in part.rows:
-        example = next(task for task in tasks if task.row == row)
-        lines.append(f"  {row}: {_told(example, part)}")
+    lines += [f"  {row}: {_told(own)}" for row, own in part.rows.items()]
+    lines += [f"  every run: {_told(part.options)}"]
     if grid.skipped:
         lines.append(f"left out, for there is no such method here: {', '.join(grid.skipped)}")
     return lines
@@ -92,11 +90,8 @@ def _count(things: Sized, one: str, many: str = "") -> str:
     return f"{len(things)} {one if len(things) == 1 else many or one + 's'}"
 
 
-def _told(task: Task, grid: Grid) -> str:
-    """A row's own options, and the network that it uses."""
-    config = flat_options(config_of(task))
-    own = " ".join(f"{name}={value}" for name, value in grid.rows[task.row].items())
-    return f"{own or 'method=' + config['method']} (backbone {config['backbone']}, train {config['train']})"
+def _told(options: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in options.items()) or "the defaults"
 
 
 def _engine(options: GridOptions, grid: Grid, out: Path, runs: int) -> Engine:
