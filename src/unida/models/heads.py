@@ -8,20 +8,27 @@ from unida.losses.one_vs_all import one_vs_all_entropy, one_vs_all_loss, split_o
 from unida.models.solve import minimise
 
 
-class OneVsAllHead(nn.Linear):
+class UnitRows(nn.Linear):
+    """A linear layer without a bias, whose rows a method rescales to unit length when a step starts."""
+
+    def __init__(self, num_features: int, num_rows: int) -> None:
+        super().__init__(num_features, num_rows, bias=False)
+
+    @torch.no_grad()
+    def normalise_rows(self) -> None:
+        """Rescale each row to unit L2 norm, in place."""
+        self.weight.div_(self.weight.norm(dim=1, keepdim=True).clamp_min(1e-12))
+
+
+class OneVsAllHead(UnitRows):
     """C two-way classifiers on one feature: a bias-free linear layer d → 2C (facts of OVANet's released code)."""
 
     def __init__(self, num_features: int, num_classes: int) -> None:
-        super().__init__(num_features, 2 * num_classes, bias=False)
+        super().__init__(num_features, 2 * num_classes)
 
     def forward(self, features: Tensor) -> Tensor:
         """(B, d) → (B, 2, C); channel 0 "not this class", channel 1 "is this class"."""
         return split_one_vs_all(super().forward(features))
-
-    @torch.no_grad()
-    def normalise_rows(self) -> None:
-        """Rescale each of the 2C rows to unit L2 norm, in place."""
-        self.weight.div_(self.weight.norm(dim=1, keepdim=True).clamp_min(1e-12))
 
     def solve(self, source: Tensor, labels: Tensor, target: Tensor | None = None, entropy_weight: float = 0.0) -> float:
         """Rows of unit length with the least one-vs-all loss, from where they are; returns the loss.
@@ -43,3 +50,16 @@ class OneVsAllHead(nn.Linear):
         loss = minimise(objective, [self.weight], "one-vs-all classifiers")
         self.normalise_rows()
         return loss
+
+
+class CosineClassifier(UnitRows):
+    """A direction for each class: logits are cosines over a temperature, if rows have unit length (DANCE's code)."""
+
+    def __init__(self, num_features: int, num_classes: int, temperature: float) -> None:
+        super().__init__(num_features, num_classes)
+        self.temperature = temperature
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(B, d), of any length → (B, C) float32."""
+        with torch.autocast(features.device.type, enabled=False):  # 16 bits are too few for a temperature of 0.05
+            return F.linear(F.normalize(features.float(), dim=1), self.weight.float()) / self.temperature

@@ -1,7 +1,7 @@
 """Several processes that work together. With one process, everything here does nothing."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from lightning_fabric import Fabric
@@ -72,15 +72,48 @@ def gather(values: Tensor) -> Tensor:
     For what a training step writes into a buffer, such as a memory of all target images: a distributed wrapper gives
     every process the main one's buffers, so values that only another process wrote would be lost.
     """
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return values.detach()
+    return torch.cat(_parts(values.detach())) if _are_several() else values.detach()
+
+
+def gather_with_gradients(values: Tensor) -> Tensor:
+    """`gather`, through which gradients flow back: a process gets those that all processes have for its rows.
+
+    For a loss that compares the images of a batch with each other. If each process takes the mean over its own images,
+    compared with all, then the mean over processes is the loss of the whole batch, and so are its gradients.
+    """
+    if not _are_several():
+        return values
+    everyone: Tensor = _Gathered.apply(values)
+    return everyone
+
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        parts = _parts(values)
+        ctx.counts = [len(part) for part in parts]
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        total = gradients[0].clone(memory_format=torch.contiguous_format)
+        torch.distributed.all_reduce(total)
+        return total.split(ctx.counts)[torch.distributed.get_rank()]
+
+
+def _are_several() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _parts(values: Tensor) -> list[Tensor]:
+    """The rows of each process, which may have different numbers of them."""
     processes = torch.distributed.get_world_size()
     count = torch.tensor([len(values)], device=values.device)
     counts = [torch.zeros_like(count) for _ in range(processes)]
     torch.distributed.all_gather(counts, count)
     longest = int(torch.stack(counts).max())
-    mine = values.detach().contiguous()
+    mine = values.contiguous()
     padded = torch.cat([mine, mine.new_zeros(longest - len(mine), *mine.shape[1:])])
     parts = [torch.empty_like(padded) for _ in range(processes)]
     torch.distributed.all_gather(parts, padded)
-    return torch.cat([part[: int(n)] for part, n in zip(parts, counts, strict=True)])
+    return [part[: int(n)] for part, n in zip(parts, counts, strict=True)]
