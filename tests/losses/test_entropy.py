@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from unida.losses.entropy import entropy, entropy_of_logs
+from unida.losses.entropy import entropy, entropy_of_logs, share_of_largest_entropy
 
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 5.0])
@@ -38,3 +38,10 @@ def test_small_probabilities_keep_their_gradient() -> None:
     logits = torch.tensor([[0.0, -60.0]], requires_grad=True)
     entropy_of_logs(logits.log_softmax(dim=1)).sum().backward()
     assert logits.grad is not None and logits.grad.isfinite().all() and logits.grad.abs().max() > 0
+
+
+def test_a_share_of_the_largest_entropy_is_in_0_to_1() -> None:
+    logits = torch.tensor([[0.0] * 7, [1e4] + [0.0] * 6, [1.0] + [0.0] * 6])
+    found = share_of_largest_entropy(logits)
+    assert found[0] == pytest.approx(1) and found[1] == 0 and found.max() <= 1
+    assert found[2].item() == pytest.approx(entropy(logits[2].softmax(dim=0)).item() / math.log(7), rel=1e-6)

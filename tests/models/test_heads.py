@@ -1,8 +1,8 @@
-"""The one-vs-all head: where its outputs lie, and what normalising its rows changes."""
+"""The heads: where their outputs lie, and what normalising their rows changes."""
 
 import torch
 
-from unida.models.heads import OneVsAllHead
+from unida.models.heads import CosineClassifier, OneVsAllHead
 
 FEATURES, CLASSES = 6, 4
 
@@ -58,3 +58,27 @@ def test_a_row_of_zeros_stays_one() -> None:
     head.normalise_rows()
     assert head.weight[1].tolist() == [0.0] * FEATURES
     assert head.weight.isfinite().all()
+
+
+# ---- cosines ---------------------------------------------------------------------------------------------------------
+
+
+def test_logits_are_cosines_over_the_temperature() -> None:
+    torch.manual_seed(0)
+    head, features = CosineClassifier(FEATURES, CLASSES, temperature=0.05), 7 * torch.randn(5, FEATURES)
+    head.normalise_rows()
+    expected = [[float(row @ f / (row.norm() * f.norm())) / 0.05 for row in head.weight.detach()] for f in features]
+    torch.testing.assert_close(head(features), torch.tensor(expected))
+    assert {name: tuple(p.shape) for name, p in head.named_parameters()} == {"weight": (CLASSES, FEATURES)}
+    with torch.no_grad():  # it does not normalise its rows itself
+        head.weight.mul_(3)
+    torch.testing.assert_close(head(features), 3 * torch.tensor(expected))
+
+
+def test_cosines_are_not_rounded_under_autocast_and_zeros_give_zeros() -> None:
+    head, features = CosineClassifier(FEATURES, CLASSES, 0.05), torch.randn(3, FEATURES)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(head(features), head(features.float())) and head(features).dtype == torch.float32
+        found = head(features)
+    assert torch.equal(found, head(features))
+    assert not head(torch.zeros(2, FEATURES)).any()

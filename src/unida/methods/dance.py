@@ -15,9 +15,9 @@ The unknown score is that entropy over log C, so the threshold is ½. Slots of i
 they are in the softmax with a similarity of 0, as in the released code. With two classes, no entropy is further than
 m = ½ from ρ, and L_es does nothing.
 
-BatchNorm: the paper speaks of domain-specific normalisation. In the released code that means two passes through one
-network: each domain is normalised by the statistics of its own batch, the kept statistics collect both, and answers use
-these. So it is here. (In the kept regime, BatchNorm keeps its pretrained statistics.)
+BatchNorm: the released code has no layers for one domain alone. It has two passes through one network: each domain is
+normalised by the statistics of its own batch, the kept statistics collect both, and answers use these. So it is here.
+In the kept regime, BatchNorm keeps its pretrained statistics.
 
 In the kept regime, f is in a frame (`unida.models.frame`). W learns by steps there too: if L is solved to its end on
 features that do not move, L_nc draws unknown images to classes as well (tried on drawn pictures).
