@@ -107,9 +107,8 @@ class Zhu(Method):
         self.watched |= {"unknown": lambda: (own == UNKNOWN).float().mean()}
         allowed = neighbourhoods(own, in_memory, self.num_classes)
         allowed &= torch.cat([rows.any(dim=1) for rows in known])  # seen before
-        allowed[torch.arange(len(indices), device=indices.device), self.num_classes + indices] = (
-            False  # the image itself
-        )
+        own_places = torch.arange(len(indices), device=indices.device), self.num_classes + indices
+        allowed[own_places] = False
         with torch.autocast(features.device.type, enabled=False):  # 16 bits are too few for a temperature of 0.05
             similarities = torch.cat([features @ rows.T for rows in known], dim=1) / self.options.temperature
         return similarities, allowed
