@@ -60,9 +60,7 @@ def test_a_resumed_run_ends_as_one_that_was_not_stopped(
         assert loaded.evaluate().scalars() == pytest.approx(loaded.metrics, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    "method", [{"method": "dance", "target_weight": 1, "lr": 0.1}, {"method": "zhu", "train": "tail"}]
-)
+@pytest.mark.parametrize("method", [{"method": "dance"}, {"method": "zhu", "train": "tail"}])
 def test_two_processes_equal_one(folders: GlyphFolders, tmp_path: Path, method: dict[str, Any]) -> None:
     """DANCE compares the images of a batch across processes, with gradients. The backbone has no BatchNorm."""
     options = {"backbone": "test_vit", **method}

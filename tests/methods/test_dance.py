@@ -11,6 +11,7 @@ from few_steps import Batches, decided, take_steps, turn_of
 from torch import Tensor, nn
 
 from unida.config import complete, config_from_options
+from unida.losses.neighbourhood import neighbourhood_clustering, similarities_to_others
 from unida.methods import METHODS
 from unida.methods.base import Problem, Scores
 from unida.methods.dance import DANCE
@@ -187,6 +188,19 @@ def test_gradients_of_the_target_reach_backbone_and_classes(method: DANCE, batch
     method.training_step(*batches, step=0)[loss].backward()
     for part in (method.classifier.weight, method.backbone.conv.weight):
         assert part.grad is not None and part.grad.abs().max() > 0
+
+
+def test_an_image_is_moved_as_a_neighbour_of_others_too(method: DANCE, batches: Batches) -> None:
+    """Gradients flow to both images of a pair in the batch."""
+    features = nn.functional.normalize(method.features(batches[1].images), dim=1)
+    method.classifier.normalise_rows()
+    memory, indices = torch.zeros(IMAGES, 8), batches[1].indices
+    similarities = similarities_to_others(features, indices, features, indices, memory, T)
+    (0.05 * neighbourhood_clustering(method.classifier(features), similarities)).backward()
+    expected = method.backbone.conv.weight.grad.clone()  # type: ignore[union-attr]
+    method.zero_grad()
+    method.training_step(*batches, step=0)["neighbours"].backward()
+    torch.testing.assert_close(method.backbone.conv.weight.grad, expected, rtol=1e-4, atol=1e-8)
 
 
 def test_a_batch_that_shows_one_image_twice_is_fine(method: DANCE, batches: Batches) -> None:

@@ -103,8 +103,8 @@ class Zhu(Method):
         """(B, C + N) similarities to centres and memory, and whether each is in the image's neighbourhood."""
         known = (self.centres, self.memory.rows)
         own, in_memory = self._areas(logits), self._areas(self.classifier(self.memory.rows))
-        self.watched |= {"common": lambda: (own == COMMON).float().mean()}
-        self.watched |= {"unknown": lambda: (own == UNKNOWN).float().mean()}
+        self.watched["area_common"] = lambda: (own == COMMON).float().mean()  # shares of the batch
+        self.watched["area_unknown"] = lambda: (own == UNKNOWN).float().mean()
         allowed = neighbourhoods(own, in_memory, self.num_classes)
         allowed &= torch.cat([rows.any(dim=1) for rows in known])  # seen before
         own_places = torch.arange(len(indices), device=indices.device), self.num_classes + indices
