@@ -16,6 +16,9 @@ from unida.support.suggest import did_you_mean
 EngineName = Literal["local", "ray", "slurm-script"]
 Answers = Literal["given", "alone", "both"]
 COLUMNS = ("row", "method", "backbone", "train", "regime")  # that can name a line of a table
+UNKNOWN_ANSWERS = "unknown_answers"  # not a metric: it needs no labels, and more of it is not better
+SHOWN = {**METRIC_NOTES, UNKNOWN_ANSWERS: "share of the target's images that are answered 'unknown'"}
+WORDS = ("on", "off", "yes", "no")  # of options; YAML would take them for true and false
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ class GridOptions:
             if not sign or not name:
                 raise UserError(f"--set {word}: write NAME=VALUE, for example steps=50")
             try:
-                values[name.removeprefix("--")] = yaml.safe_load(value)
+                values[name.removeprefix("--")] = value if value in WORDS else yaml.safe_load(value)
             except yaml.YAMLError as error:
                 raise UserError(f"--set {word}: {value!r} is not a plain value") from error
         return values
@@ -86,15 +89,17 @@ class TableOptions:
     ] = None
     """The folder of a grid, or its results.csv."""
     metric: str = "hos"
-    """The number that is shown by pair: any metric that `unida evaluate` prints."""
+    """The number that is shown by pair: any metric that `unida evaluate` prints, or unknown_answers, the share of
+    images that are answered unknown."""
     also: Annotated[tuple[str, ...], shown("NAME", "(default: none)")] = ()
     """Show the averages of these metrics, too."""
-    answers: Annotated[Answers, shown("given|alone|both", "(default: given, or alone beside a published table)")] = (
-        "given"
-    )
+    answers: Annotated[
+        Answers | None, shown("given|alone|both", "(default: given, or alone beside a published table)")
+    ] = None
     """given: the runs' own answers. alone: each image by itself with the method's own threshold, as in papers."""
-    layout: Literal["pairs", "overview"] = "pairs"
-    """pairs: a column for each pair. overview: averages only, settings and answers side by side."""
+    layout: Literal["pairs", "overview", "differences"] = "pairs"
+    """pairs: a column for each pair. overview: averages only, settings and answers side by side. differences: only
+    those of --against."""
     by: Annotated[tuple[str, ...], shown("NAME", "(default: row)")] = ("row",)
     """Columns of results.csv that name a line of the table: row, method, backbone, train, regime."""
     rows: Annotated[tuple[str, ...] | None, shown("NAME", "(default: all)")] = None
@@ -118,12 +123,15 @@ class TableOptions:
 
     def check(self) -> None:
         for name in (self.metric, *self.also):
-            if name not in METRIC_NOTES:
-                hint = did_you_mean(name, METRIC_NOTES)
-                raise UserError(f"there is no metric {name!r}{hint}; there are {', '.join(METRIC_NOTES)}")
+            if name not in SHOWN:
+                raise UserError(f"there is no metric {name!r}{did_you_mean(name, SHOWN)}; there are {', '.join(SHOWN)}")
         for name in self.by:
             if name not in COLUMNS:
                 raise UserError(f"--by has {name!r}{did_you_mean(name, COLUMNS)}; it takes {', '.join(COLUMNS)}")
+        if self.layout == "differences" and not self.against:
+            raise UserError("--layout differences needs --against ROW: the rows to compare with")
+        if self.into is not None and (self.results is not None or self.out is not None):
+            raise UserError("--into PAGE stands alone: the page says itself what is drawn")
         if self.results is None and self.into is None and self.published is None:
             raise UserError("give the folder of a grid or its results.csv, as in `unida table DIR`")
 
