@@ -11,7 +11,7 @@ from typing import Any
 
 from unida.errors import UserError
 from unida.grids.engine import Ended, Engine, Started
-from unida.grids.folder import claimed, driver_here, write_status
+from unida.grids.folder import driver_here, write_status
 from unida.grids.plan import Task, plan
 from unida.grids.results import (
     RESULTS,
@@ -100,6 +100,8 @@ def run_grid(
 ) -> list[Record]:
     """Carry out what is missing of a part of a grid; its results so far stand in results.csv at every moment.
 
+    The folder must be claimed.
+
     Args:
         part: of the grid, as chosen for this call.
         expected: estimated seconds of a run, by row.
@@ -109,17 +111,13 @@ def run_grid(
         A record for each run of the whole grid that is finished or has failed.
     """
     whole = plan(grid, out)
-    with _explaining_disk(out), claimed(out, grid):
-        chosen = plan(part, out)
-        todo = [task for task in chosen if not task.is_finished]
-        course = Course(todo, engine.workers, expected)
-        if len(todo) < len(chosen):
-            show(f"{len(chosen) - len(todo)} of {len(chosen)} runs are finished already")
-        records = collect(whole, out)
-        _keep(whole, records, course, out)
-        with contextlib.closing(engine.run(todo)) as events:
-            _follow(events, course, records, whole, out, show)
-        _keep(whole, records, course, out)
+    todo = [task for task in plan(part, out) if not task.is_finished]
+    course = Course(todo, engine.workers, expected)
+    records = collect(whole, out)
+    _keep(whole, records, course, out)
+    with contextlib.closing(engine.run(todo)) as events:
+        _follow(events, course, records, whole, out, show)
+    _keep(whole, records, course, out)
     return [records[task.name] for task in whole if task.name in records]
 
 
@@ -152,8 +150,6 @@ def _settle(event: Ended, course: Course, records: dict[str, Record], out: Path)
     task, outcome = event.task, event.outcome
     if outcome.status == "disk full":
         raise UserError(f"no space is left for {task.name} ({outcome.reason}): free some, then give the command again")
-    if outcome.status == "stopped":
-        raise UserError(f"{task.name} was stopped: give the command again to go on")
     name = f"{task.pair} {task.setting} {task.row}, seed {task.seed}".replace("  ", " ")
     if outcome.status == "done":
         course.ended(event, "done")
@@ -174,7 +170,7 @@ def _keep(whole: Sequence[Task], records: dict[str, Record], course: Course, out
 
 
 @contextlib.contextmanager
-def _explaining_disk(out: Path) -> Iterator[None]:
+def explaining_disk(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -102,7 +102,8 @@ class LocalEngine:
                             selector.unregister(key.fileobj)
                             alive.remove(worker)
                             numbers.append(worker.number)
-                            outcome = self._after_death(worker, task, waiting, deaths)
+                        if task is not None and (outcome is None or outcome.status == "stopped"):
+                            outcome = self._again(worker, task, waiting, deaths)
                         if task is not None and outcome is not None:
                             yield Ended(task, outcome)
             finally:
@@ -130,20 +131,16 @@ class LocalEngine:
             worker.process.stdin.write(json.dumps(order) + "\n")
             worker.process.stdin.flush()
 
-    def _after_death(
-        self, worker: _Worker, task: Task | None, waiting: "deque[Task]", deaths: Counter[str]
-    ) -> Outcome | None:
-        """A task whose worker has died goes on with another worker, unless that happened too often."""
-        code = worker.process.wait()
-        if task is None:
-            return None
+    def _again(self, worker: _Worker, task: Task, waiting: "deque[Task]", deaths: Counter[str]) -> Outcome | None:
+        """A task whose worker has died, or was told to stop, goes on later, unless that happened too often."""
         deaths[task.name] += 1
         if deaths[task.name] < self.attempts:
             waiting.appendleft(task)
             return None
-        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        code = worker.process.poll() or 0
+        how = f" by {signal.Signals(-code).name}" if code < 0 else ""
         memory = "; perhaps the machine is short of memory: use fewer --workers" if code == -signal.SIGKILL else ""
-        return Outcome("failed", f"its worker process died {deaths[task.name]} times ({how}){memory}")
+        return Outcome("failed", f"its worker was stopped {deaths[task.name]} times{how}{memory}")
 
 
 def _answers(worker: _Worker) -> IO[str]:
@@ -154,7 +151,10 @@ def _answers(worker: _Worker) -> IO[str]:
 def _answer(worker: _Worker) -> Outcome | None:
     """What the worker says of its run; None if it has died."""
     line = _answers(worker).readline()
-    return Outcome(**json.loads(line)) if line.endswith("\n") else None
+    if not line.endswith("\n"):
+        worker.process.wait()
+        return None
+    return Outcome(**json.loads(line))
 
 
 def _stop(workers: Sequence[_Worker]) -> None:

@@ -71,7 +71,10 @@ class RayEngine:
 
     def run(self, tasks: Sequence[Task]) -> Generator[Event, None, None]:
         remote = self.ray.remote(_run).options(
-            num_cpus=self.cpus_per_run, num_gpus=self.gpus_per_run, max_retries=self.attempts - 1
+            num_cpus=self.cpus_per_run,
+            num_gpus=self.gpus_per_run,
+            max_retries=self.attempts - 1,
+            retry_exceptions=[Stopped],
         )
         logs = {task.name: self.logs / f"{task.name}.txt" for task in tasks}
         before = {name: _length(log) for name, log in logs.items()}
@@ -99,9 +102,13 @@ class RayEngine:
     def _outcome(self, future: Any) -> Outcome:
         try:
             return Outcome(**self.ray.get(future))
-        except self.ray.exceptions.RayError as error:
-            reason = str(error).strip().splitlines()[0]
+        except (self.ray.exceptions.RayError, Stopped) as error:
+            reason = (str(error).strip().splitlines() or ["it was stopped"])[0]
             return Outcome("failed", f"Ray gave it up after {self.attempts} attempts: {reason}")
+
+
+class Stopped(Exception):
+    """The run was told to stop: its node is needed elsewhere. Ray starts it again."""
 
 
 def _run(task: dict[str, Any], log: str, methods: list[str], threads: int) -> dict[str, Any]:
@@ -109,7 +116,10 @@ def _run(task: dict[str, Any], log: str, methods: list[str], threads: int) -> di
     import torch
 
     torch.set_num_threads(threads)
-    return asdict(carry_out(Task(**task), Path(log), methods))
+    outcome = carry_out(Task(**task), Path(log), methods)
+    if outcome.status == "stopped":
+        raise Stopped
+    return asdict(outcome)
 
 
 def _length(log: Path) -> int:

@@ -5,12 +5,11 @@ from collections.abc import Callable, Mapping, Sized
 from pathlib import Path
 from typing import Any
 
-from unida.config import flat_options
-from unida.grids.driver import run_grid
+from unida.grids.driver import explaining_disk, run_grid
 from unida.grids.engine import Engine
 from unida.grids.folder import LOGS, claimed, refuse_out
 from unida.grids.options import GridOptions
-from unida.grids.plan import Task, check_plan, config_of, plan
+from unida.grids.plan import Task, check_plan, plan
 from unida.grids.results import Record, collect
 from unida.grids.spec import Grid, grid_from, paper_spec, read_spec, run_options
 
@@ -47,21 +46,30 @@ def start_grid(options: GridOptions, show: Show, content: Mapping[str, Any] | No
     check_plan(tasks)
     for line in plan_lines(grid, part, tasks):
         show(line)
-    todo = [task for task in tasks if not task.is_finished]
-    if options.engine == "slurm-script":
-        return _write_script(options, grid, todo, out, show)
-    engine = None if options.dry_run else _engine(options, grid, out, len(todo))
-    workers = engine.workers if engine is not None else _workers(options)
-    expected: dict[str, float] = {}
-    if todo and options.engine == "local" and not options.no_estimate:
-        from unida.grids.estimate import Estimate, estimate
-
-        measured: Estimate = estimate(todo, collect(tasks, out), show)
-        expected = measured.of_row
-        show(measured.line(todo, workers))
-    if engine is None:
+    if options.dry_run:
+        _estimate(options, tasks, out, _workers(options), show)
         return list(collect(plan(grid, out), out).values())
-    return run_grid(grid, part, out, engine, expected, show)
+    with explaining_disk(out), claimed(out, grid):
+        if options.engine == "slurm-script":
+            return _write_script(options, grid, tasks, out, show)
+        engine = _engine(options, grid, out, len(tasks))
+        expected = _estimate(options, tasks, out, engine.workers, show)
+        return run_grid(grid, part, out, engine, expected, show)
+
+
+def _estimate(options: GridOptions, tasks: list[Task], out: Path, workers: int, show: Show) -> dict[str, float]:
+    """Seconds of a run, by row; tells how long all of them will take."""
+    todo = [task for task in tasks if not task.is_finished]
+    if not todo:
+        return {}
+    if options.engine != "local" or options.no_estimate:
+        show(f"time: not measured; {workers} runs side by side")
+        return {}
+    from unida.grids.estimate import estimate
+
+    measured = estimate(todo, collect(tasks, out), show)
+    show(measured.line(todo, workers))
+    return measured.of_row
 
 
 def plan_lines(grid: Grid, part: Grid, tasks: list[Task]) -> list[str]:
@@ -71,9 +79,8 @@ def plan_lines(grid: Grid, part: Grid, tasks: list[Task]) -> list[str]:
     factors = [_count(part.rows, "row"), *data, _count(part.seeds, "seed")]
     counted = f"{' × '.join(factors)} = {_count(tasks, 'run')}"
     lines = [f"{grid.title or 'grid'}: {counted}" + (f", {finished} of them finished" if finished else "")]
-    for row in part.rows:
-        example = next(task for task in tasks if task.row == row)
-        lines.append(f"  {row}: {_told(example, part)}")
+    lines += [f"  {row}: {_told(own)}" for row, own in part.rows.items()]
+    lines += [f"  every run: {_told(part.options)}"]
     if grid.skipped:
         lines.append(f"left out, for there is no such method here: {', '.join(grid.skipped)}")
     return lines
@@ -83,11 +90,8 @@ def _count(things: Sized, one: str, many: str = "") -> str:
     return f"{len(things)} {one if len(things) == 1 else many or one + 's'}"
 
 
-def _told(task: Task, grid: Grid) -> str:
-    """A row's own options, and the network that it uses."""
-    config = flat_options(config_of(task))
-    own = " ".join(f"{name}={value}" for name, value in grid.rows[task.row].items())
-    return f"{own or 'method=' + config['method']} (backbone {config['backbone']}, train {config['train']})"
+def _told(options: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in options.items()) or "the defaults"
 
 
 def _engine(options: GridOptions, grid: Grid, out: Path, runs: int) -> Engine:
@@ -118,13 +122,13 @@ def _workers(options: GridOptions) -> int:
     return options.workers or default_workers(options.cpus_per_run, _devices(options))
 
 
-def _write_script(options: GridOptions, grid: Grid, todo: list[Task], out: Path, show: Show) -> list[Record]:
+def _write_script(options: GridOptions, grid: Grid, tasks: list[Task], out: Path, show: Show) -> list[Record]:
     from unida.grids.slurm import write_script
 
-    if not todo:
-        show("all runs are finished: there is nothing to hand in")
-    elif not options.dry_run:
-        with claimed(out, grid):
-            script = write_script(todo, out, options.cpus_per_run, options.gpus_per_run or 0)
+    todo = [task for task in tasks if not task.is_finished]
+    if todo:
+        script = write_script(todo, out, options.cpus_per_run, options.gpus_per_run or 0)
         show(f"wrote {script}: hand it in with `sbatch {script}`, then draw the table with `unida table {out}`")
+    else:
+        show("all runs are finished: there is nothing to hand in")
     return list(collect(plan(grid, out), out).values())

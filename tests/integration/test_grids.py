@@ -1,0 +1,367 @@
+"""Grids of tiny runs: what they leave, what survives a kill, and what they refuse."""
+
+import csv
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import Answer, Cli
+from tiny_runs import ENVIRONMENT, last_step, start_process
+
+import unida
+from unida.data.glyphs import GlyphFolders
+from unida.errors import UserError
+from unida.grids import start
+from unida.grids.engine import Ended, Event, Started
+from unida.grids.local import LocalEngine
+from unida.grids.plan import Task, plan
+from unida.grids.results import COST
+from unida.grids.spec import grid_from
+from unida.grids.status import status_lines
+from unida.grids.worker import Outcome, carry_out
+from unida.runs import pipeline
+from unida.support.signals import Interrupted
+
+Spec = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def spec(glyphs: GlyphFolders, tiny: dict[str, str]) -> Spec:
+    options = {name.removeprefix("--"): yaml.safe_load(value) for name, value in tiny.items()}
+    return {
+        "folders": {"glyphs": {"source": glyphs.source, "target": glyphs.target, "target_labels": True}},
+        "options": {**options, "checkpoint-every": 2, "log-every": 1},
+        "rows": {"source-only": {"method": "source-only"}, "ovanet": {"method": "ovanet", "steps": 12}},
+        "seeds": [0, 1],
+    }
+
+
+def write_spec(spec: Spec, path: Path) -> Path:
+    folders = {
+        name: {k: str(v) if k != "target_labels" else v for k, v in both.items()}
+        for name, both in spec["folders"].items()
+    }
+    path.write_text(yaml.safe_dump({**spec, "folders": folders}, sort_keys=False))
+    return path
+
+
+@pytest.fixture(scope="module")
+def calm(spec: Spec, tmp_path_factory: pytest.TempPathFactory, shell: Callable[..., Answer]) -> Path:
+    """The grid, undisturbed, by the real command with two workers. Not to be changed: copy it."""
+    folder = tmp_path_factory.mktemp("calm")
+    path = write_spec({**spec, "rows": {**spec["rows"], "diverges": {"lr": 1e12, "steps": 12}}}, folder / "spec.yaml")
+    answer = shell(["grid", path, "--out", folder / "out", "--workers", "2", "--no-estimate"])
+    assert answer.code == 1, answer.err  # one row fails
+    assert "2 run(s) failed" in answer.err and "diverges glyphs" in answer.err
+    return folder / "out"
+
+
+def results(out: Path, *without: str) -> list[dict[str, str]]:
+    """The lines of results.csv, times apart."""
+    with (out / "results.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    return [{k: v for k, v in line.items() if k not in COST} for line in lines if line["row"] not in without]
+
+
+class Here:
+    """An engine that carries runs out in this process, one after another."""
+
+    workers = 1
+
+    def __init__(self, logs: Path, answer: Callable[[Task], Outcome] | None = None) -> None:
+        self.logs, self.answer, self.seen = logs, answer, list[str]()
+
+    def run(self, tasks: Sequence[Task]) -> Generator[Event, None, None]:
+        for task in tasks:
+            self.seen.append(task.name)
+            yield Started(task, "here")
+            yield Ended(task, self.answer(task) if self.answer else carry_out(task, self.logs / f"{task.name}.txt"))
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Here:
+    engine = Here(tmp_path / "logs")
+    monkeypatch.setattr(start, "_engine", lambda *given: engine)
+    return engine
+
+
+# What a grid leaves
+
+
+def test_every_run_is_a_run_folder_with_its_line(calm: Path, spec: Spec) -> None:
+    lines = results(calm)
+    assert [(line["row"], line["seed"], line["status"]) for line in lines] == [
+        (row, seed, "failed" if row == "diverges" else "done")
+        for seed in ("0", "1")
+        for row in ("source-only", "ovanet", "diverges")
+    ]
+    for line in lines:
+        if line["status"] == "done":
+            run = calm / "runs" / f"glyphs-{line['row']}-{line['seed']}"
+            assert float(line["hos"]) == pytest.approx(last_step(run)["hos"], abs=1e-6)
+            assert unida.load(run).config.training.steps == int(line["steps"])
+        else:
+            assert "not finite" in line["reason"] and not line["hos"]
+    assert "not finite" in (calm / "failed" / "glyphs-diverges-0.txt").read_text()
+
+
+def test_a_run_of_a_grid_is_the_run_of_its_command(calm: Path, spec: Spec, tmp_path: Path, cli: Cli) -> None:
+    command = next(line["command"] for line in results(calm) if line["row"] == "ovanet" and line["seed"] == "1")
+    both, cache = spec["folders"]["glyphs"], spec["options"]["cache"]
+    words = command.replace("SOURCE", str(both["source"])).replace("TARGET", str(both["target"])).split()[1:]
+    words[words.index("RUN")] = str(tmp_path / "run")
+    assert cli([*words, "--cache", cache]).code == 0
+    of_grid = calm / "runs" / "glyphs-ovanet-1"
+    assert (tmp_path / "run" / "predictions.csv").read_bytes() == (of_grid / "predictions.csv").read_bytes()
+
+
+def test_given_again_a_grid_runs_only_what_is_missing(calm: Path, spec: Spec, tmp_path: Path, here: Here) -> None:
+    out = Path(shutil.copytree(calm, tmp_path / "out"))
+    shutil.rmtree(out / "runs" / "glyphs-ovanet-0")
+    rows = {**spec["rows"], "diverges": {"lr": 1e12, "steps": 12}, "third": {"method": "source-only"}}
+    found = unida.grid({**spec, "rows": rows}, out, rows=["ovanet", "third"], seeds=[0])
+    assert here.seen == ["glyphs-ovanet-0", "glyphs-third-0"]
+    assert results(out, "third") == results(calm)
+    assert [record["row"] for record in found.failed] == ["diverges", "diverges"]
+    assert "| third |" in found.table(metric="auroc", rows=["third", "ovanet"])
+
+
+def test_status_from_another_terminal(calm: Path, cli: Cli) -> None:
+    answer = cli(["grid", "status", calm])
+    assert answer.code == 0
+    assert "4 of 6 runs done, 2 failed" in answer.out and "failed: glyphs-diverges-0: loss" in answer.out
+    assert "give the command again" in answer.out
+
+
+def test_status_while_it_runs(spec: Spec, tmp_path: Path, here: Here, cli: Cli) -> None:
+    seen = []
+
+    def look(task: Task) -> Outcome:
+        (task.folder).mkdir(parents=True)
+        (task.folder / "metrics.jsonl").write_text('{"step": 7, "kind": "train"}\n{"step": 8')
+        seen.append("\n".join(status_lines(tmp_path / "out")))
+        return Outcome("failed", "for the test", 5.0)
+
+    here.answer = look
+    assert len(unida.grid({**spec, "seeds": [0]}, tmp_path / "out", no_estimate=True).failed) == 2
+    assert "0 of 2 runs done" in seen[0] and "running: glyphs-source-only-0" in seen[0] and "step 7" in seen[0]
+    assert "time left: about 5 s" in seen[1] and f"process {os.getpid()}" in seen[1]
+
+
+def test_a_dry_run_tells_the_plan_and_the_time_and_writes_nothing(spec: Spec, tmp_path: Path, cli: Cli) -> None:
+    path = write_spec(spec, tmp_path / "spec.yaml")
+    answer = cli(["grid", path, "--out", tmp_path / "out", "--dry-run"])
+    assert answer.code == 0, answer.err
+    assert "2 rows × 1 pair of folders × 2 seeds = 4 runs" in answer.out
+    assert "time: about" in answer.out and "a run" in answer.out
+    assert not (tmp_path / "out").exists()
+
+
+# Kills
+
+
+def killed_and_continued(words: list[str], out: Path, victims: Sequence[str], stop: Callable[[str], None]) -> None:
+    """Start the grid; kill what `victims` name, one after another, each after another checkpoint; until it ends."""
+    waiting = list(victims)
+    for _ in range(2 + waiting.count("driver")):
+        driver = start_process(words)
+        while driver.poll() is None:
+            if waiting and len(list(out.glob("runs/*/checkpoint/resume.safetensors"))) > len(victims) - len(waiting):
+                stop(waiting[0]) if waiting[0] != "driver" else driver.send_signal(signal.SIGKILL)
+                waiting.pop(0)
+            time.sleep(0.05)
+        driver.communicate()
+        if driver.returncode == 0:
+            break
+    assert driver.returncode == 0 and not waiting
+
+
+def workers_of_grids() -> list[int]:
+    """Process ids of all workers on this machine whose parent is ours."""
+    listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
+    return [
+        int(line.split()[0]) for line in listed.splitlines() if "unida.grids.worker" in line and "ps -eo" not in line
+    ]
+
+
+def test_killed_drivers_and_workers_change_nothing(spec: Spec, calm: Path, tmp_path: Path) -> None:
+    path = write_spec(spec, tmp_path / "spec.yaml")
+    out = tmp_path / "out"
+    before = set(workers_of_grids())
+
+    def kill_a_worker(name: str) -> None:
+        for process in sorted(set(workers_of_grids()) - before)[:1]:
+            os.kill(process, signal.SIGKILL)
+
+    words = ["grid", str(path), "--out", str(out), "--workers", "2", "--no-estimate"]
+    killed_and_continued(words, out, ["worker", "driver", "worker"], kill_a_worker)
+    assert results(out) == results(calm, "diverges")
+    deadline = time.monotonic() + 10
+    while set(workers_of_grids()) - before and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not set(workers_of_grids()) - before  # none outlives its driver
+
+
+def test_ctrl_c_saves_what_runs_and_says_how_to_go_on(spec: Spec, tmp_path: Path) -> None:
+    rows = {"long": {"method": "ovanet", "steps": 100_000}}
+    path = write_spec({**spec, "rows": rows, "seeds": [0]}, tmp_path / "spec.yaml")
+    driver = start_process(["grid", str(path), "--out", str(tmp_path / "out"), "--no-estimate"])
+    log = tmp_path / "out/runs/glyphs-long-0/metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (log.exists() and log.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    driver.send_signal(signal.SIGINT)
+    _, err = driver.communicate(timeout=60)
+    assert driver.returncode == 130 and "Continue with the same command" in err
+    assert (tmp_path / "out/runs/glyphs-long-0/checkpoint/resume.safetensors").exists()
+
+
+def test_a_worker_that_keeps_dying_is_one_failed_run(
+    spec: Spec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "dies"
+    script.write_text(f"#!{sys.executable}\nimport os\ninput()\nos.kill(os.getpid(), 9)\n")
+    script.chmod(0o755)
+    monkeypatch.setattr("unida.grids.local.sys.executable", str(script))
+    task = plan(grid_from({**spec, "seeds": [0], "rows": {"a": {}}}), tmp_path / "out")[0]
+    events = list(LocalEngine(1, tmp_path / "logs", attempts=3).run([task]))
+    assert [type(event) for event in events] == [Started, Started, Started, Ended]
+    assert "3 times by SIGKILL" in events[-1].outcome.reason and "fewer --workers" in events[-1].outcome.reason  # type: ignore[union-attr]
+
+
+# Refusals
+
+
+def test_two_drivers_of_one_folder(spec: Spec, tmp_path: Path, here: Here) -> None:
+    refused = []
+
+    def second(task: Task) -> Outcome:
+        with pytest.raises(UserError) as caught:
+            unida.grid(spec, tmp_path / "out", no_estimate=True)
+        refused.append(str(caught.value))
+        return Outcome("failed", "for the test")
+
+    here.answer = second
+    unida.grid({**spec, "seeds": [0]}, tmp_path / "out", no_estimate=True)
+    assert f"process {os.getpid()} on" in refused[0] and "is working there" in refused[0]
+
+
+def test_a_full_disk_ends_the_grid_and_the_rest_can_go_on(
+    spec: Spec, calm: Path, tmp_path: Path, here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given: Any, **more: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "predictions.csv")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "write_skipped", full)
+        with pytest.raises(UserError, match=r"no space is left for glyphs-source-only-0.*give the command again"):
+            unida.grid(spec, tmp_path / "out", no_estimate=True)
+    assert here.seen == ["glyphs-source-only-0"]  # the others would fail, too
+    unida.grid(spec, tmp_path / "out", no_estimate=True)
+    assert results(tmp_path / "out") == results(calm, "diverges")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "give a spec"),
+        (["spec.yaml"], "--out DIR is missing"),
+        (["gone.yaml", "--out", "out"], "gone.yaml cannot be read"),
+        (["spec.yaml", "--paper", "unida-office31", "--out", "out"], "give a spec"),
+        (["--paper", "unida-ofice31", "--out", "out"], "did you mean 'unida-office31'"),
+        (["--paper", "unida-office31", "--out", "out"], "--root DIR is missing"),
+        (["spec.yaml", "--out", "spec.yaml"], "spec.yaml is a file"),
+        (["spec.yaml", "--out", "/proc/grid"], "cannot be written"),
+        (["spec.yaml", "--out", "out", "--rows", "ovnet"], "did you mean 'ovanet'"),
+        (["spec.yaml", "--out", "out", "--set", "steps"], "NAME=VALUE"),
+        (["spec.yaml", "--out", "out", "--set", "stepps=3"], "'stepps'"),
+        (["spec.yaml", "--out", "out", "--workers", "0"], "--workers is 0"),
+        (["status", "gone"], "not the folder of a grid"),
+    ],
+)
+def test_a_wrong_call_is_one_line(
+    words: list[str], expected: str, spec: Spec, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_spec(spec, tmp_path / "spec.yaml")
+    answer = cli(["grid", *words])
+    assert answer.code == 2
+    assert expected in answer.err and answer.err.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["spec.yaml"]
+
+
+# Other engines
+
+
+def test_the_slurm_script_runs_one_line_of_commands_each(spec: Spec, calm: Path, tmp_path: Path, cli: Cli) -> None:
+    path = write_spec(spec, tmp_path / "spec.yaml")
+    out = tmp_path / "out dir"
+    answer = cli(["grid", path, "--out", out, "--engine", "slurm-script"])
+    assert answer.code == 0 and "sbatch" in answer.out
+    script = (out / "array.sh").read_text()
+    assert "#SBATCH --array=1-4" in script
+    done = subprocess.run(
+        ["bash", str(out / "array.sh")],
+        env={**ENVIRONMENT, "SLURM_ARRAY_TASK_ID": "1"},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    first = out / "runs/glyphs-source-only-0/predictions.csv"
+    assert first.read_bytes() == (calm / "runs/glyphs-source-only-0/predictions.csv").read_bytes()
+    table = cli(["table", out])
+    assert table.code == 0 and "| source-only |" in table.out and "ovanet" not in table.out
+
+
+def processes_of_ray() -> list[int]:
+    """Workers of Ray that carry out a run."""
+    listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
+    return [int(line.split()[0]) for line in listed.splitlines() if "ray::_run" in line]
+
+
+def test_ray_gives_the_same_results_though_a_worker_is_killed(
+    spec: Spec, calm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray", reason="--engine ray needs unida[ray]")
+    monkeypatch.setitem(ENVIRONMENT, "RAY_worker_niceness", "0")
+    path = write_spec(spec, tmp_path / "spec.yaml")
+
+    def kill_a_worker(name: str) -> None:
+        for process in processes_of_ray()[:1]:
+            os.kill(process, signal.SIGKILL)
+
+    words = ["grid", str(path), "--out", str(tmp_path / "out"), "--engine", "ray", "--workers", "2"]
+    killed_and_continued(words, tmp_path / "out", ["worker"], kill_a_worker)
+    assert results(tmp_path / "out") == results(calm, "diverges")
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "reason"),
+    [
+        (Interrupted("stopped"), "stopped", ""),
+        (UserError("--lr is wrong"), "failed", "--lr is wrong"),
+        (ZeroDivisionError("by zero"), "failed", "ZeroDivisionError: by zero"),
+        (OSError(errno.ENOSPC, "No space"), "disk full", "OSError"),
+    ],
+)
+def test_outcomes_are_told_apart(
+    error: Exception, status: str, reason: str, spec: Spec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def execute(config: Any) -> None:
+        os.write(1, b"said by the run")
+        raise error
+
+    monkeypatch.setattr("unida.runs.pipeline.execute", execute)
+    task = plan(grid_from({**spec, "seeds": [0], "rows": {"a": {}}}), tmp_path / "out")[0]
+    outcome = carry_out(task, tmp_path / "log.txt")
+    assert outcome.status == status and reason in outcome.reason
+    assert "said by the run" in (tmp_path / "log.txt").read_text()
