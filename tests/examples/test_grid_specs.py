@@ -1,13 +1,16 @@
 """The specs of examples/grids are grids that can be run, and have the rows that docs/ shows."""
 
+import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
 from unida.grids.plan import Task, check_plan, config_of, plan
 from unida.grids.results import read_results
-from unida.grids.spec import Grid, read_spec
+from unida.grids.spec import Grid, parse_spec, read_spec
+from unida.methods import METHODS
 
 SPECS = Path(__file__).parents[2] / "examples" / "grids"
 MEASURED = {"office31.yaml": "backbones.csv", "office31-published.yaml": "office31.csv"}
@@ -57,3 +60,21 @@ def test_two_folders_are_evaluated_with_labels_of_the_target(place: Path) -> Non
         data = config_of(task).data
         assert data.source == place / "photos" / "labelled" and data.target == place / "photos" / "sorted"
         assert data.target_labels
+
+
+def test_the_specs_of_the_docs_are_valid(place: Path, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setitem(METHODS, "mine", METHODS["ovanet"])  # the file below replaces it; it is gone afterwards
+    shutil.copy(repository / "examples" / "own_method.py", place / "my_method.py")
+    for name in ("shop", "street"):
+        (place / "photos" / name).mkdir()
+    page = (repository / "docs" / "grids.md").read_text(encoding="utf-8")
+    whole, folders, own = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    own = folders.partition("rows:")[0] + own
+    counts = []
+    for text, root in ((whole, place), (folders, None), (own, None)):
+        tasks = plan(parse_spec(text, "docs/grids.md", place, root), place / "out")
+        check_plan(tasks)
+        counts.append(len(tasks))
+    assert counts == [36, 4, 4]  # 36: as the page says
+    assert type(config_of(tasks[-1]).method).__name__ == "MineOptions"
