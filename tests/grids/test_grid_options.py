@@ -1,0 +1,32 @@
+"""The options of `unida grid`."""
+
+from pathlib import Path
+
+import pytest
+
+from unida.errors import UserError
+from unida.grids.options import GridOptions
+
+
+def given(*words: str) -> GridOptions:
+    return GridOptions(Path("spec.yaml"), out=Path("out"), set=words)
+
+
+def test_set_reads_plain_values_and_leaves_words_alone() -> None:
+    """YAML takes on and off for true and false; options take the words."""
+    words = ("steps=50", "lr=0.01", "spa=true", "--backbone=tf_efficientnet_lite0", "frame=off", "spa.pretext=on")
+    found = given(*words).overrides()
+    assert found == {
+        "steps": 50,
+        "lr": 0.01,
+        "spa": True,
+        "backbone": "tf_efficientnet_lite0",
+        "frame": "off",
+        "spa.pretext": "on",
+    }
+
+
+@pytest.mark.parametrize("word", ["steps", "=50", "steps=[1"])
+def test_other_words_are_refused_at_once(word: str) -> None:
+    with pytest.raises(UserError, match=r"--set .*"):
+        given(word).check()
