@@ -116,7 +116,7 @@ def test_words_of_a_place_may_take_several_lines(page: Path, cli: Cli) -> None:
     [
         ("no place here\n", "has no place for a table"),
         (f"a line that mentions {BEGIN}all.csv -->\n{END}\n", "has no place for a table"),
-        (f"{BEGIN}../all.csv -->\nkept\n{place('../all.csv')}", f"no line {END} follows {BEGIN}../all.csv -->"),
+        (f"{BEGIN}../all.csv -->\nkept\n{place('../gone.csv')}", f"no line {END} follows {BEGIN}../all.csv -->"),
         (f"{place('../all.csv')}{BEGIN}../all.csv -->\nkept\n", f"no line {END} follows"),
         (place("../gone.csv"), "gone.csv is not there"),
         (place("../all.csv --lines ovanet"), "there is no option '--lines'"),
