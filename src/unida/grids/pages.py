@@ -16,7 +16,7 @@ from unida.grids.tables import Cell, Table, as_csv, draw, latex, markdown
 from unida.support.files import write_text
 
 BEGIN, END = "<!-- unida table ", "<!-- end of table -->"  # each at the start of a line
-PLACE = re.compile(rf"^({BEGIN}(.*?) -->\n)(?:(?!^{BEGIN}).)*?^{END}", re.DOTALL | re.MULTILINE)
+PLACE = re.compile(rf"^({BEGIN}((?:(?!-->).)*) -->\n)(?:(?!^{BEGIN}).)*?^{END}", re.DOTALL | re.MULTILINE)
 FORMATS = {"markdown": markdown, "latex": latex, "csv": as_csv}
 
 Parse = Callable[[list[str]], TableOptions]
