@@ -302,22 +302,25 @@ def test_a_wrong_call_is_one_line(
 # Other engines
 
 
-def test_the_slurm_script_runs_one_line_of_commands_each(spec: Spec, calm: Path, tmp_path: Path, cli: Cli) -> None:
-    path = write_spec(spec, tmp_path / "spec.yaml")
+def test_a_job_of_the_slurm_script_is_a_run(spec: Spec, calm: Path, tmp_path: Path, cli: Cli) -> None:
+    path = write_spec({**spec, "rows": {**spec["rows"], "diverges": {"lr": 1e12, "steps": 12}}}, tmp_path / "spec.yaml")
     out = tmp_path / "out dir"
-    answer = cli(["grid", path, "--out", out, "--engine", "slurm-script"])
+    answer = cli(["grid", path, "--out", out, "--engine", "slurm-script", "--rows", "source-only", "diverges"])
     assert answer.code == 0 and "sbatch" in answer.out
-    script = (out / "array.sh").read_text()
-    assert "#SBATCH --array=1-4" in script
+    assert "#SBATCH --array=0,2,3,5\n" in (out / "array.sh").read_text()  # numbers in the plan of the whole grid
     done = subprocess.run(
         ["bash", str(out / "array.sh")],
-        env={**ENVIRONMENT, "SLURM_ARRAY_TASK_ID": "1"},
+        env={**ENVIRONMENT, "SLURM_ARRAY_TASK_ID": "0"},
         capture_output=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
     first = out / "runs/glyphs-source-only-0/predictions.csv"
     assert first.read_bytes() == (calm / "runs/glyphs-source-only-0/predictions.csv").read_bytes()
+    failed = cli(["grid", "task", out, "2"])
+    assert failed.code == 1 and "not finite" in failed.err
+    assert cli(["grid", "task", out, "6"]).code == 2
+    assert "1 of 6 runs done, 1 failed" in cli(["grid", "status", out]).out
     table = cli(["table", out])
     assert table.code == 0 and "| source-only |" in table.out and "ovanet" not in table.out
 

@@ -13,6 +13,8 @@ from unida.grids.results import Record
 from unida.grids.start import start_grid
 from unida.support.suggest import did_you_mean
 
+LISTS = ("rows", "pairs", "settings", "seeds", "set", "also", "by", "against")  # options that take several values
+
 
 @dataclasses.dataclass(frozen=True)
 class GridResults:
@@ -66,5 +68,7 @@ def _build(kind: type[Any], given: Mapping[str, Any], command: str) -> Any:
             value = Path(value)
         if name == "set" and isinstance(value, Mapping):
             value = tuple(f"{option}={setting}" for option, setting in value.items())
-        values[name] = tuple(value) if isinstance(value, list | range) else value
+        if name in LISTS and isinstance(value, str | int):
+            value = [value]
+        values[name] = tuple(value) if name in LISTS and value is not None else value
     return kind(**values)

@@ -24,6 +24,7 @@ SECONDS_BETWEEN_LOOKS = 1.0
 
 class RayEngine:
     """Args:
+    gpus_per_run: None: 1 if the cluster has a GPU.
     attempts: how often a run is tried whose worker or node dies.
     """
 
@@ -32,7 +33,7 @@ class RayEngine:
         logs: Path,
         methods: Sequence[str] = (),
         cpus_per_run: int = 1,
-        gpus_per_run: float = 0,
+        gpus_per_run: float | None = None,
         attempts: int = 3,
         workers: int | None = None,
     ) -> None:
@@ -42,9 +43,10 @@ class RayEngine:
             raise UserError('--engine ray needs Ray: pip install "unida[ray]"') from error
         self.ray: Any = ray
         self.logs, self.methods, self.attempts = logs, list(methods), attempts
-        self.cpus_per_run, self.gpus_per_run = cpus_per_run, gpus_per_run
+        self.cpus_per_run = cpus_per_run
         self._connect(workers)
         room = ray.cluster_resources()
+        self.gpus_per_run = gpus_per_run = gpus_per_run if gpus_per_run is not None else float("GPU" in room)
         by_cores = room.get("CPU", 0) // cpus_per_run
         by_devices = room.get("GPU", 0) // gpus_per_run if gpus_per_run else by_cores
         self.workers = int(min(by_cores, by_devices))

@@ -11,6 +11,7 @@ import yaml
 from unida.errors import UserError
 from unida.evaluation.names import METRIC_NOTES
 from unida.support.options import check_numbers, shown
+from unida.support.plainyaml import PlainYaml
 from unida.support.suggest import did_you_mean
 
 EngineName = Literal["local", "ray", "slurm-script"]
@@ -18,7 +19,6 @@ Answers = Literal["given", "alone", "both"]
 COLUMNS = ("row", "method", "backbone", "train", "regime")  # that can name a line of a table
 UNKNOWN_ANSWERS = "unknown_answers"  # not a metric: it needs no labels, and more of it is not better
 SHOWN = {**METRIC_NOTES, UNKNOWN_ANSWERS: "share of the target's images that are answered 'unknown'"}
-WORDS = ("on", "off", "yes", "no")  # of options; YAML would take them for true and false
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class GridOptions:
     """Runs side by side on this machine."""
     cpus_per_run: int = 1
     """Cores of each run."""
-    gpus_per_run: Annotated[float | None, shown("N", "(default: 1 if there is a GPU, else 0)")] = None
-    """GPUs of each run; with --engine ray it may be a part of one."""
+    gpus_per_run: Annotated[float | None, shown("N", "(default: 1 if there is a GPU, else 0; slurm-script: 0)")] = None
+    """GPUs of each run; below 1, runs share one."""
     attempts: int = 3
     """Try a run this often if its worker process or its node dies."""
     dry_run: bool = False
@@ -76,7 +76,7 @@ class GridOptions:
             if not sign or not name:
                 raise UserError(f"--set {word}: write NAME=VALUE, for example steps=50")
             try:
-                values[name.removeprefix("--")] = value if value in WORDS else yaml.safe_load(value)
+                values[name.removeprefix("--")] = yaml.load(value, Loader=PlainYaml)
             except yaml.YAMLError as error:
                 raise UserError(f"--set {word}: {value!r} is not a plain value") from error
         return values

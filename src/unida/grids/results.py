@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import shlex
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -153,11 +154,14 @@ def read_results(path: Path) -> list[Record]:
 
 def _parsed(line: dict[str, str], path: Path) -> Record:
     record: Record = {"status": "done", "setting": "", "benchmark": "", **{k: v for k, v in line.items() if v}}
+    line_of = f"in the line of {record.get('row')} {record.get('pair')}"
     try:
         for name in (*METRICS, "unknown_answers", *COST):
             if name in record:
                 record[name] = float(record[name])
+                if not math.isfinite(record[name]):
+                    raise ValueError(f"{name} is {record[name]}")
         record["seed"] = int(record["seed"])
-    except ValueError as error:
-        raise UserError(f"{path}: {error}, in the line of {record['row']} {record['pair']}") from error
+    except (ValueError, KeyError) as error:
+        raise UserError(f"{path}: {error}, {line_of}") from error
     return record

@@ -16,8 +16,9 @@ import yaml
 from unida.data.benchmarks import load_benchmark
 from unida.data.options import default_cache
 from unida.errors import UserError
-from unida.grids.published import spec_text
+from unida.grids.published import load_published, spec_text
 from unida.methods import METHODS
+from unida.support.plainyaml import PlainYaml
 from unida.support.suggest import did_you_mean
 
 # Set by the grid itself, for each run.
@@ -92,7 +93,7 @@ def parse_spec(text: str, name: str, folder: Path, root: Path | None = None, ski
     root: of the benchmark; wins over the spec's own.
     """
     try:
-        content = yaml.load(text, Loader=_NoTwice)
+        content = yaml.load(text, Loader=PlainYaml)
     except yaml.YAMLError as error:
         raise UserError(f"{name} is not YAML: {' '.join(str(error).split())}") from error
     return grid_from(content, name, folder, root, skip_missing)
@@ -124,6 +125,8 @@ def _grid(content: dict[str, Any], folder: Path, root: Path | None, skip_missing
     if not rows:
         raise UserError("it has no rows: a row is a name and options of unida adapt, as in 'ovanet: {method: ovanet}'")
     _refuse_alike(rows)
+    if content.get("published") is not None:
+        load_published(str(content["published"]))  # refuses a name that does not exist, now and not after all runs
     options = {"cache": str(default_cache().absolute()), **run_options(content.get("options"), "options", folder)}
     plain: dict[str, Any] = {
         "title": str(content.get("title") or ""),
@@ -148,7 +151,9 @@ def _grid(content: dict[str, Any], folder: Path, root: Path | None, skip_missing
     settings = [str(setting) for setting in _list(content.get("settings", ["unida"]), "settings")]
     for setting in settings:
         benchmark.split(setting)
-    where = root.absolute() if root is not None else folder / content["root"] if content.get("root") else None
+    where = root.absolute() if root is not None else None
+    if where is None and content.get("root"):
+        where = _path(content["root"], "root", folder)
     if where is None:
         raise UserError(f"--root DIR is missing: the folder that holds {benchmark.title}")
     return Grid(
@@ -205,10 +210,17 @@ def _two_folders(name: Any, given: Any, folder: Path) -> Options:
     for key in ("source", "target"):
         if key not in both:
             raise UserError(f"folders {name!r} has no {key}: give two folders of images")
-        if not (folder / both[key]).is_dir():
-            raise UserError(f"folders {name!r}: {key} {folder / both[key]} is not a folder")
-    paths = {key: str(folder / both[key]) for key in ("source", "target")}
-    return {**paths, "target_labels": both.get("target_labels", False)}
+    paths = {key: _path(both[key], f"folders {name!r}: {key}", folder) for key in ("source", "target")}
+    for key, path in paths.items():
+        if not path.is_dir():
+            raise UserError(f"folders {name!r}: {key} {path} is not a folder")
+    return {**{key: str(path) for key, path in paths.items()}, "target_labels": both.get("target_labels", False)}
+
+
+def _path(value: Any, what: str, folder: Path) -> Path:
+    if not isinstance(value, str | os.PathLike):
+        raise UserError(f"{what} is {value!r}: it must be a path")
+    return folder / value
 
 
 def _pairs(benchmark: str | None, pairs: Sequence[Any]) -> list[str]:
@@ -264,18 +276,3 @@ def _unique(values: list[Any], what: str) -> list[Any]:
         if values.count(value) > 1:
             raise UserError(f"{what} has {value!r} twice: leave one out")
     return values
-
-
-class _NoTwice(yaml.SafeLoader):
-    """YAML in which one name may not stand twice: the first of two rows would be lost in silence."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key, _ in node.value:
-            name = self.construct_object(key, deep=True)
-            if isinstance(name, str) and name in seen:
-                line = key.start_mark.line + 1
-                raise yaml.YAMLError(f"{name!r} stands there twice, the second time in line {line}: rename one of them")
-            if isinstance(name, str):
-                seen.add(name)
-        return super().construct_mapping(node, deep)
