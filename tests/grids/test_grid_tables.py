@@ -274,6 +274,15 @@ def test_what_is_not_there_is_refused(options: dict[str, Any], message: str) -> 
         drawn([run()], **options)
 
 
+def test_runs_can_be_chosen_by_what_they_are() -> None:
+    records = [run(train="head", hos=0.7), run(train="tail", hos=0.3)]
+    (table,) = drawn(records, where=("train=tail",))
+    assert line(table, "ovanet")[1] == "30.0"
+    for wrong, message in (("train=all", "no finished run to show with train=all"), ("train", "NAME=VALUE")):
+        with pytest.raises(UserError, match=message):
+            drawn(records, where=(wrong,))
+
+
 def test_two_folders_have_their_own_names() -> None:
     (table,) = drawn([{**run(), "benchmark": "", "pair": "old:new", "setting": ""}], pairs=("old:new",))
     assert table.title == "HOS" and table.heading[1] == "old:new"

@@ -13,7 +13,17 @@ from unida.grids.results import Record
 from unida.grids.start import start_grid
 from unida.support.suggest import did_you_mean
 
-LISTS = ("rows", "pairs", "settings", "seeds", "set", "also", "by", "against")  # options that take several values
+LISTS = (
+    "rows",
+    "pairs",
+    "settings",
+    "seeds",
+    "set",
+    "also",
+    "by",
+    "where",
+    "against",
+)  # options that take several values
 
 
 @dataclasses.dataclass(frozen=True)

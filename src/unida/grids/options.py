@@ -108,6 +108,8 @@ class TableOptions:
     """Show these pairs, in this order."""
     settings: Annotated[tuple[str, ...] | None, shown("NAME", "(default: all)")] = None
     """Show these settings."""
+    where: Annotated[tuple[str, ...], shown("NAME=VALUE", "(for example train=head)")] = ()
+    """Show only runs whose columns of results.csv have these values."""
     against: Annotated[tuple[str, ...], shown("ROW", "(default: none)")] = ()
     """Add the differences to these rows, run by run on the same pair and seed, with standard errors."""
     published: Annotated[str | None, shown("NAME", "(default: the grid's own; `list` lists them)")] = None
@@ -125,6 +127,10 @@ class TableOptions:
         for name in (self.metric, *self.also):
             if name not in SHOWN:
                 raise UserError(f"there is no metric {name!r}{did_you_mean(name, SHOWN)}; there are {', '.join(SHOWN)}")
+        for word in self.where:
+            name = word.partition("=")[0]
+            if "=" not in word or name not in COLUMNS:
+                raise UserError(f"--where {word}: write NAME=VALUE; it knows {', '.join(COLUMNS)}")
         for name in self.by:
             if name not in COLUMNS:
                 raise UserError(f"--by has {name!r}{did_you_mean(name, COLUMNS)}; it takes {', '.join(COLUMNS)}")

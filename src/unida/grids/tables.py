@@ -105,8 +105,13 @@ def _refuse_mixed(records: Sequence[Record], by: Sequence[str]) -> None:
 def choose(records: Sequence[Record], options: TableOptions) -> list[Record]:
     """Finished runs of the rows, pairs and settings that are asked for, in that order."""
     done = [record for record in records if record["status"] == "done"]
+    for word in options.where:
+        name, _, value = word.partition("=")
+        done = [record for record in done if str(record.get(name, "")) == value]
     if not done:
-        raise UserError("there is no finished run to show")
+        raise UserError(
+            "there is no finished run to show" + (f" with {' '.join(options.where)}" if options.where else "")
+        )
     pairs = options.pairs and tuple(_full_pair(pair, done) for pair in options.pairs)
     for key, names in (("row", options.rows), ("pair", pairs), ("setting", options.settings)):
         if names:
