@@ -47,7 +47,7 @@ def grid(arguments: list[str]) -> None:
     if failed:
         print(f"{len(failed)} run(s) failed; give the same command to try them again:", file=sys.stderr)
         for record in failed:
-            name = f"{record['row']} {record['pair']} {record['setting']} seed {record['seed']}"
+            name = " ".join(filter(None, (record["row"], record["pair"], record["setting"], f"seed {record['seed']}")))
             print(printable(f"  {name}: {record['reason']}"), file=sys.stderr)
         sys.exit(1)
 
@@ -69,8 +69,8 @@ def grid_status(arguments: list[str]) -> None:
 class GridTask:
     folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
     """The folder of a grid."""
-    number: Annotated[tyro.conf.Positional[int], tyro.conf.arg(metavar="N")]
-    """Number of the run in the grid's plan, from 0."""
+    name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
+    """Name of the run: of its folder in DIR/runs."""
 
 
 def grid_task(arguments: list[str]) -> None:
@@ -78,7 +78,7 @@ def grid_task(arguments: list[str]) -> None:
     options = parse(GridTask, "unida grid task", arguments, description)
     from unida.grids.start import run_task
 
-    outcome = run_task(options.folder, options.number)
+    outcome = run_task(options.folder, options.name)
     if outcome.status == "stopped":
         exit_with("stopped: hand the script in again to go on", 130)
     if outcome.status != "done":

@@ -9,6 +9,8 @@ nodes share, under the same paths, and unida must be installed on each. Without 
 
 import logging
 import os
+import signal
+import threading
 from collections.abc import Generator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -47,7 +49,8 @@ class RayEngine:
         self._connect(workers)
         room = ray.cluster_resources()
         self.gpus_per_run = gpus_per_run = gpus_per_run if gpus_per_run is not None else float("GPU" in room)
-        by_cores = room.get("CPU", 0) // cpus_per_run
+        largest = max((node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]), default=0)
+        by_cores = room.get("CPU", 0) // cpus_per_run if largest >= cpus_per_run else 0
         by_devices = room.get("GPU", 0) // gpus_per_run if gpus_per_run else by_cores
         self.workers = int(min(by_cores, by_devices))
         if self.workers < 1:
@@ -58,6 +61,9 @@ class RayEngine:
 
     def _connect(self, workers: int | None) -> None:
         address = os.environ.get("RAY_ADDRESS")
+        if address and workers is not None:
+            raise UserError("--workers has no effect with RAY_ADDRESS: the cluster says how many runs it can take")
+        on_sigterm = signal.getsignal(signal.SIGTERM)
         here = {} if address or workers is None else {"num_cpus": workers * self.cpus_per_run}
         try:
             self.ray.init(
@@ -70,6 +76,8 @@ class RayEngine:
         except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
             reason = " ".join(str(error).split())
             raise UserError(f"--engine ray: Ray at {address or 'this machine'} does not answer ({reason})") from error
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, on_sigterm)  # Ray has put its own there, which ends without a word
 
     def run(self, tasks: Sequence[Task]) -> Generator[Event, None, None]:
         remote = self.ray.remote(_run).options(

@@ -1,6 +1,5 @@
 """The options of `unida grid` and `unida table`."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -127,6 +126,8 @@ class TableOptions:
         for name in (self.metric, *self.also):
             if name not in SHOWN:
                 raise UserError(f"there is no metric {name!r}{did_you_mean(name, SHOWN)}; there are {', '.join(SHOWN)}")
+        if self.layout == "overview" and self.published not in (None, "none") and self.results is not None:
+            raise UserError("--published needs a column for each pair: leave out --layout overview")
         for word in self.where:
             name = word.partition("=")[0]
             if "=" not in word or name not in COLUMNS:
@@ -140,6 +141,3 @@ class TableOptions:
             raise UserError("--into PAGE stands alone: the page says itself what is drawn")
         if self.results is None and self.into is None and self.published is None:
             raise UserError("give the folder of a grid or its results.csv, as in `unida table DIR`")
-
-
-Spec = Path | str | Mapping[str, Any]

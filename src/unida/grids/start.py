@@ -1,6 +1,7 @@
 """`unida grid` and `unida.grid`: check everything, tell the plan, then run it."""
 
 import dataclasses
+import shlex
 from collections.abc import Callable, Mapping, Sized
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from unida.grids.plan import Task, check_plan, plan
 from unida.grids.results import Record, collect, forget_failure, note_failure
 from unida.grids.spec import Grid, grid_from, paper_spec, read_spec, run_options
 from unida.grids.worker import Outcome, carry_out
+from unida.support.suggest import did_you_mean
 
 Show = Callable[[str], None]
 
@@ -36,7 +38,7 @@ def read_grid(options: GridOptions, content: Mapping[str, Any] | None = None) ->
     part = grid.chosen(options.rows, options.pairs, options.settings, options.seeds)
     assert options.out is not None  # or check() would have raised
     before = saved_grid(options.out).seeds if (options.out / SPEC).exists() else []
-    seeds = list(dict.fromkeys([*grid.seeds, *part.seeds, *before]))  # what was run with other seeds stays in the table
+    seeds = list(dict.fromkeys([*grid.seeds, *before, *part.seeds]))  # what was run with other seeds stays in the table
     return dataclasses.replace(grid, seeds=seeds), part
 
 
@@ -47,7 +49,8 @@ def start_grid(options: GridOptions, show: Show, content: Mapping[str, Any] | No
     grid, part = read_grid(options, content)
     tasks = plan(part, out)
     refuse_out(out, grid)
-    check_plan(tasks)
+    chosen = {task.name for task in tasks}
+    check_plan([task for task in plan(grid, out) if task.name in chosen or task.folder.exists()])
     for line in plan_lines(grid, part, tasks):
         show(line)
     if options.dry_run:
@@ -71,7 +74,7 @@ def _estimate(options: GridOptions, tasks: list[Task], out: Path, workers: int, 
         return {}
     from unida.grids.estimate import estimate
 
-    measured = estimate(todo, collect(tasks, out), show)
+    measured = estimate(todo, collect(tasks, out), options.cpus_per_run, show)
     show(measured.line(todo, workers))
     return measured.of_row
 
@@ -130,25 +133,24 @@ def _workers(options: GridOptions) -> int:
 def _write_script(options: GridOptions, grid: Grid, tasks: list[Task], out: Path, show: Show) -> list[Record]:
     from unida.grids.slurm import write_script
 
-    whole, chosen = plan(grid, out), {task.name for task in tasks}
-    todo = [task for task in whole if task.name in chosen and not task.is_finished]
+    todo = [task for task in tasks if not task.is_finished]
     if todo:
-        script = write_script(whole, todo, out, options.cpus_per_run, options.gpus_per_run or 0)
+        script = shlex.quote(str(write_script(todo, out, options.cpus_per_run, options.gpus_per_run or 0)))
         show(f"wrote {script}: hand it in with `sbatch {script}`, then draw the table with `unida table {out}`")
     else:
         show("all runs are finished: there is nothing to hand in")
-    return list(collect(whole, out).values())
+    return list(collect(plan(grid, out), out).values())
 
 
-def run_task(out: Path, number: int) -> Outcome:
-    """One run of a grid, by its number in the plan, in this process: what a job of a SLURM array does."""
+def run_task(out: Path, name: str) -> Outcome:
+    """One run of a grid, by the name of its folder, in this process: what a job of a SLURM array does."""
     grid = saved_grid(out)
-    tasks = plan(grid, out)
-    if not 0 <= number < len(tasks):
-        raise UserError(f"{out} has runs 0 to {len(tasks) - 1}: there is no run {number}")
-    outcome = carry_out(tasks[number], None, grid.methods)
+    tasks = {task.name: task for task in plan(grid, out)}
+    if name not in tasks:
+        raise UserError(f"the grid in {out} has no run {name!r}{did_you_mean(name, tasks)}")
+    outcome = carry_out(tasks[name], None, grid.methods)
     if outcome.status == "done":
-        forget_failure(tasks[number], out)
+        forget_failure(tasks[name], out)
     elif outcome.status == "failed":
-        note_failure(tasks[number], out, outcome.reason)
+        note_failure(tasks[name], out, outcome.reason)
     return outcome

@@ -361,6 +361,7 @@ def latex(table: Table) -> str:
 
 
 TEX = {"\\": r"\textbackslash{}", "→": r"$\rightarrow$", "±": r"$\pm$", "−": "$-$", "×": r"$\times$"}
+TEX |= {"λ": r"$\lambda$", "φ": r"$\phi$"}
 TEX |= {letter: f"\\{letter}" for letter in "&%$#_{}"} | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 TEX |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "–": r"\textendash{}", "…": r"\dots{}"}
 

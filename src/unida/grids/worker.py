@@ -73,6 +73,8 @@ def _is_disk_full(error: BaseException | None) -> bool:
     while error is not None:
         if isinstance(error, OSError) and error.errno in DISK_FULL:
             return True
+        if any(f"os error {number}" in str(error) for number in DISK_FULL):  # as safetensors says it
+            return True
         error = error.__cause__ or error.__context__
     return False
 

@@ -16,12 +16,13 @@ class PlainYaml(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key, _ in node.value:
-            name = self.construct_object(key, deep=True)
-            if isinstance(name, str) and name in seen:
+            if key.tag == "tag:yaml.org,2002:merge":  # <<: *other
+                continue
+            name = str(self.construct_object(key, deep=True))
+            if name in seen:
                 line = key.start_mark.line + 1
                 raise yaml.YAMLError(f"{name!r} stands there twice, the second time in line {line}: rename one of them")
-            if isinstance(name, str):
-                seen.add(name)
+            seen.add(name)
         return super().construct_mapping(node, deep)
 
 
