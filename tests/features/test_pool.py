@@ -302,9 +302,10 @@ def test_inputs_draw_from_the_pool_of_the_domain(backbone: Backbone, pixels: Pix
     inputs, _ = inputs_for(backbone, tmp_path, views=1)
     source, target = pixels.subset(np.arange(4)), pixels.subset(np.arange(4, 9))
     recipe = Mosaic(2, pool=CHUNK)
-    assert inputs.count_missing_in_pools({"pretext": recipe}, [source, target]) == 2 * CHUNK
-    inputs.prepare_pools({"pretext": recipe}, [source, target], visible=False)
-    assert inputs.count_missing_in_pools({"pretext": recipe}, [source, target]) == 0
+    domains = {"source": source, "target": target}
+    assert inputs.count_missing_in_pools({"pretext": recipe}, domains) == 2 * CHUNK
+    inputs.prepare_pools({"pretext": recipe}, domains, visible=False)
+    assert inputs.count_missing_in_pools({"pretext": recipe}, domains) == 0
     for domain in (source, target):
         index = np.arange(4)
         views = torch.zeros(4, *inputs.stem.shape)
