@@ -1,4 +1,7 @@
-"""A Gaussian for each class of the source, and losses on them (USFDA, CVPR 2020). Float32, also under autocast."""
+"""A Gaussian for each class of the source, and losses on them (USFDA, CVPR 2020).
+
+All is float32. Under autocast, matrix products would be rounded to 16 bits: call these functions outside of it.
+"""
 
 from typing import NamedTuple
 

@@ -135,8 +135,6 @@ class USFDA(Method):
         return self
 
     def phases(self) -> tuple[Phase, Phase]:
-        if self.num_classes < 2:
-            raise UserError("usfda splices images of different classes: the source must have two classes or more")
         if self.froze_backbone:
             log.info("usfda does not train the backbone, as in its paper: --train head does the same in less time")
         return self._procure(), self._deploy()

@@ -20,8 +20,9 @@ class USFDAOptions:
     """Spliced images to make and keep if the backbone's features are kept (USFDA's code makes 20,000; this is a tenth,
     as each has to go through the backbone). With --train all they are made anew for each step."""
     instance_weights: Literal["exponential", "mass"] = "exponential"
-    """How certain the source's model must be. exponential: by its best known class, over the batch (the pair of weights
-    in USFDA's paper). mass: by the sum of all known classes (a fork of its code)."""
+    """How to weigh images of the target as known and as unknown, by the source's model. exponential: by its best known
+    class, exp(p) and exp(1 − p), each brought to 0…1 over the batch (USFDA's paper, as a fork of its code has it). mass:
+    by the sum of all known classes (what that fork chooses)."""
     entropy_weight: float = 0.1
     """Weight of the target's entropies (a fork of USFDA's code)."""
     procurement_share: float = 0.5
