@@ -140,10 +140,10 @@ class USFDA(Method):
         return self._procure(), self._deploy()
 
     def _procure(self) -> Phase:
-        of_words = self.groups()[0]  # with SPA, new layers around the backbone; else there is nothing to learn
+        of_words = [group for group in self.groups()[:1] if group.parameters]  # with SPA; else nothing learns there
         F_s, G, C = (list(part.parameters()) for part in (self.extractor, self.decoder, self.head))
         turns = (
-            self._turn(0, self.classification, of_words, Group([*F_s, *C])),
+            self._turn(0, self.classification, *of_words, Group([*F_s, *C])),
             self._turn(1, self.compactness, Group(F_s)),
             self._turn(2, self.reconstruction, Group([*F_s, *G])),
             self._turn(3, self.latent_reconstruction, Group([*F_s, *G])),

@@ -21,8 +21,8 @@ class USFDAOptions:
     as each has to go through the backbone). With --train all they are made anew for each step."""
     instance_weights: Literal["exponential", "mass"] = "exponential"
     """How to weigh images of the target as known and as unknown, by the source's model. exponential: by its best known
-    class, exp(p) and exp(1 − p), each brought to 0…1 over the batch (USFDA's paper, as a fork of its code has it). mass:
-    by the sum of all known classes (what that fork chooses)."""
+    class, exp(p) and exp(1 − p), each brought to 0…1 over the batch (USFDA's paper, as a fork of its code has it).
+    mass: by the sum of all known classes (what that fork chooses)."""
     entropy_weight: float = 0.1
     """Weight of the target's entropies (a fork of USFDA's code)."""
     procurement_share: float = 0.5
