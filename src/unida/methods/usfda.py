@@ -35,8 +35,8 @@ Differences from the released code (the deployment is known from a fork of it on
     of all images, and those of one class are left out of the loss; `--spliced-images` are kept, or new ones are made
     in each step (--train all).
     Gaussians. How it makes covariances invertible is not known: see `unida.losses.class_gaussians`.
-    Weights. The authors' are not known. The fork has five; the second is the paper's pair, exp(p) and exp(1 − p) for the
-    best known class, each brought to 0…1 over the batch, and is the default here. Its third is `mass`.
+    Weights. The authors' are not known. The fork has five; the second is the paper's pair, exp(p) and exp(1 − p) for
+    the best known class, each brought to 0…1 over the batch, and is the default here. Its third is `mass`.
     Logarithms are taken of logits, and need no guard. Without one, its log(1 − ŷ) can be −∞.
     Schedule. It begins losses 1 and 3 at step 50 of 500 and computes Gaussians every 50. Here these are a tenth of the
     procurement, however long. It takes the best step by target labels; here the last step counts.
