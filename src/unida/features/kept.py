@@ -151,8 +151,12 @@ class FeatureInputs:
         each = [recipe for recipe in recipes.values() if isinstance(recipe, ImageRecipe)]
         return [Job(pixels, views, recipe) for recipe in (None, *each) for pixels, views in sets]
 
-    def prepare_pools(self, recipes: Mapping[str, Recipe], domains: Sequence[Pixels], visible: bool) -> None:
-        """Fill the pools of each domain, for recipes that need several images, if they are not there yet."""
+    def prepare_pools(self, recipes: Mapping[str, Recipe], domains: Mapping[str, Pixels], visible: bool) -> None:
+        """Fill the pools of recipes that need several images, if they are not there yet.
+
+        Args:
+            domains: by name, "source" or "target"; a recipe has a pool of each domain that it is for.
+        """
         for pixels, pool in self._open_pools(recipes, domains):
             try:
                 pool.prepare(visible)
@@ -160,15 +164,16 @@ class FeatureInputs:
                 raise self._cannot_keep(error) from error
             self._pools[id(pixels), pool.recipe.key] = pool
 
-    def count_missing_in_pools(self, recipes: Mapping[str, Recipe], domains: Sequence[Pixels]) -> int:
+    def count_missing_in_pools(self, recipes: Mapping[str, Recipe], domains: Mapping[str, Pixels]) -> int:
         """How many are still to be made; arguments as in `prepare_pools`."""
         return sum(pool.count_missing() for _, pool in self._open_pools(recipes, domains))
 
-    def _open_pools(self, recipes: Mapping[str, Recipe], domains: Sequence[Pixels]) -> list[tuple[Pixels, Pool]]:
+    def _open_pools(self, recipes: Mapping[str, Recipe], domains: Mapping[str, Pixels]) -> list[tuple[Pixels, Pool]]:
         several = [recipe for recipe in recipes.values() if isinstance(recipe, SetRecipe)]
+        pairs = [(it, pixels) for it in several for domain, pixels in domains.items() if domain in it.domains]
         folder = self.cache_dir / "features"
         try:
-            return [(px, Pool(it, px, self.preprocess, self.stem, folder)) for it in several for px in domains]
+            return [(px, Pool(it, px, self.preprocess, self.stem, folder)) for it, px in pairs]
         except OSError as error:
             raise self._cannot_keep(error) from error
 

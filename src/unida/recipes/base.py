@@ -47,6 +47,10 @@ class SetRecipe(Recipe, Protocol):
     def pool(self) -> int:
         """How many of each domain are made and kept if the backbone is frozen."""
 
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """The domains of whose images they are made, "source" or "target": the others need no pool."""
+
     def make_of_several(self, images: Tensor, of: np.ndarray, draw: np.random.Generator, count: int) -> Made:
         """New images.
 
