@@ -3,8 +3,9 @@
 from unida.methods.card import Card
 from unida.methods.dcc_options import CARD as DCC
 from unida.methods.ovanet_options import CARD as OVANET
+from unida.methods.ros_options import CARD as ROS
 from unida.methods.source_only_options import CARD as SOURCE_ONLY
 
-METHODS: dict[str, Card] = {card.name: card for card in (SOURCE_ONLY, OVANET, DCC)}
+METHODS: dict[str, Card] = {card.name: card for card in (SOURCE_ONLY, OVANET, DCC, ROS)}
 
 __all__ = ["METHODS", "Card"]
