@@ -3,9 +3,10 @@
 from unida.methods.card import Card
 from unida.methods.dcc_options import CARD as DCC
 from unida.methods.ovanet_options import CARD as OVANET
+from unida.methods.ros_options import CARD as ROS
 from unida.methods.source_only_options import CARD as SOURCE_ONLY
 from unida.methods.usfda_options import CARD as USFDA
 
-METHODS: dict[str, Card] = {card.name: card for card in (SOURCE_ONLY, OVANET, DCC, USFDA)}
+METHODS: dict[str, Card] = {card.name: card for card in (SOURCE_ONLY, OVANET, DCC, ROS, USFDA)}
 
 __all__ = ["METHODS", "Card"]
