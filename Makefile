@@ -25,7 +25,7 @@ format: $(READY)
 
 # tail_against_all.py and two_folders.py are apart: they need photos, and tens of minutes.
 bench: $(READY)
-	for script in data_path step freed_memory evaluation clustering growth two_runs pretext digests; do $(BIN)/python benchmarks/$$script.py || exit 1; done
+	for script in data_path step freed_memory evaluation clustering growth two_runs pretext digests memory grid; do $(BIN)/python benchmarks/$$script.py || exit 1; done
 	$(BIN)/python benchmarks/together.py --sizes 10000 100000
 
 $(READY): pyproject.toml constraints.txt

@@ -1,8 +1,7 @@
 """Office-31, four ways to answer with the same models: alone or together, with the published threshold or a found one.
 
-    python examples/office31.py --root DIR --out runs/office31                                    # makes the runs
-    python examples/office31.py --root DIR --out runs/head --methods source-only -- --train head
-    python examples/together.py --runs runs/office31 runs/head --csv docs/together.csv
+    unida grid examples/grids/office31-published.yaml --root DIR --out runs/published    # makes the runs
+    python examples/together.py --runs runs/published --csv docs/together.csv
     python examples/together.py --into docs/together.md    # draws the tables again, from the csv
 
 Nothing is trained here: every run has measured the four ways on its last step (metrics.json). In a page, the tables
@@ -16,8 +15,15 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from office31_tables import NAMES, PAIRS, SETTINGS, markdown
+import yaml
 
+from unida.data.benchmarks import load_benchmark
+from unida.errors import UserError
+from unida.grids.folder import saved_grid
+from unida.grids.plan import plan
+from unida.support.tables import markdown
+
+SETTINGS = {"unida": "UniDA", "osda": "OSDA"}
 WAYS = (("alone", "method"), ("alone", "auto"), ("together", "method"), ("together", "auto"))
 MEASURED = ("hos", "known", "unknown", "auroc", "oscr", "closed_accuracy")
 BEGIN, END = "<!-- together.py -->", "<!-- together.py: end -->"
@@ -27,12 +33,18 @@ Row = dict[str, Any]  # setting, pair, seed, method, way, threshold, and a numbe
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", nargs="*", type=Path, default=[], help="folders that hold runs of office31.py")
+    parser.add_argument("--runs", nargs="*", type=Path, default=[], help="folders of grids")
     parser.add_argument("--csv", type=Path, default=Path("docs/together.csv"))
     parser.add_argument("--into", nargs="*", type=Path, default=[], help="pages to draw the tables into")
     options = parser.parse_args()
     if options.runs:
-        write_rows([row for folder in options.runs for row in rows_of(folder)], options.csv)
+        try:
+            rows = [row for folder in options.runs for row in rows_of(folder)]
+        except UserError as error:
+            parser.error(str(error))
+        if not rows:
+            parser.error("--runs has no finished run")
+        write_rows(rows, options.csv)
     if not options.csv.is_file():
         parser.error(f"--csv {options.csv} is not there: make it with --runs")
     text = tables(read_rows(options.csv))
@@ -46,16 +58,20 @@ def main() -> None:
 
 
 def rows_of(folder: Path) -> list[Row]:
-    """Four rows for every finished run: its folder is called PAIR-SETTING-METHOD-SEED."""
-    rows = []
-    for path in sorted(folder.glob("*-*-*-*/metrics.json")):
-        pair, setting, *method, seed = path.parent.name.split("-")
-        config = (path.parent / "config.yaml").read_text(encoding="utf-8")
-        mode = next((word for word in ("tail", "head", "all") if f"train: {word}" in config), "?")
-        content = json.loads(path.read_bytes())
+    """Four rows for every finished run of a grid."""
+    grid = saved_grid(folder)
+    if grid.benchmark is None:
+        raise UserError(f"{folder} is no grid of a benchmark")
+    benchmark, rows = load_benchmark(grid.benchmark), []
+    for task in plan(grid, folder):
+        if not task.is_finished:
+            continue
+        pair = ":".join(benchmark.find_domain(name).letter for name in task.pair.split(":"))
+        config = yaml.safe_load((task.folder / "config.yaml").read_text(encoding="utf-8"))
+        content = json.loads((task.folder / "metrics.json").read_bytes())
+        names = {"setting": task.setting, "pair": pair, "seed": task.seed}
         for way, threshold in WAYS:
-            names = {"setting": setting, "pair": f"{pair[0]}:{pair[1]}", "seed": int(seed)}
-            named = {**names, "method": f"{'-'.join(method)}, {mode}", "way": way, "threshold": threshold}
+            named = {**names, "method": f"{task.row}, {config['model']['train']}", "way": way, "threshold": threshold}
             measured = content[way][threshold]
             rows.append({**named, **{name: round(measured[name], 5) for name in MEASURED}})
     return rows
@@ -75,10 +91,10 @@ def read_rows(path: Path) -> list[Row]:
 
 def tables(rows: list[Row]) -> str:
     parts = []
-    for setting in SETTINGS:
+    for setting, name in SETTINGS.items():
         mine = [row for row in rows if row["setting"] == setting]
         if mine:
-            parts.append(f"**{NAMES[setting]}**\n\n{table(mine)}")
+            parts.append(f"**{name}**\n\n{table(mine)}")
     return "\n\n".join(parts)
 
 
@@ -91,8 +107,8 @@ def table(rows: list[Row]) -> str:
         first, last = mine[WAYS[0]], mine[WAYS[-1]]
         gains = {run: 100 * (last[run]["hos"] - first[run]["hos"]) for run in first}
         error = statistics.stdev(gains.values()) / len(gains) ** 0.5 if len(gains) > 1 else 0.0
-        of_pair = {pair: [gain for run, gain in gains.items() if run[0] == pair] for pair in PAIRS}
-        worst = min((statistics.mean(some), pair) for pair, some in of_pair.items() if some)
+        of_pair = {pair: [gain for run, gain in gains.items() if run[0] == pair] for pair, _ in gains}
+        worst = min((statistics.mean(some), pair) for pair, some in of_pair.items())
         change = [f"{mean(first, name):.1f} → {mean(last, name):.1f}" for name in ("auroc", "oscr", "closed_accuracy")]
         lines.append(
             [

@@ -1,6 +1,6 @@
 """How the threshold that is found does at each share of unknown images: against the best threshold there is.
 
-    python examples/unknown_share.py --runs runs/head/*-unida-source-only-0 --csv share.csv --figure share.png
+    python examples/unknown_share.py --runs runs/head/runs/*-unida-source-only-0 --csv share.csv --figure share.png
 
 For each run, images are left out of its target until a given share of it is unknown. The rest is answered together, as
 `unida adapt` does, and evaluated with three thresholds: the one that is found, the published one, and the best of all,
@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from office31_tables import markdown
 
 import unida
 from unida.answering.alone import Scored, score_pixels
@@ -26,6 +25,7 @@ from unida.answering.target import TargetAnswers
 from unida.answering.together import PUBLISHED
 from unida.evaluation.metrics import open_set_metrics
 from unida.evaluation.truth import Truth, read_truth_of_run
+from unida.support.tables import markdown
 
 SHARES = (0.0, 0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 0.95)
 KINDS = ("all known images", "half of the known images", "classes of unequal size, 1:20")

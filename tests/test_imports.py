@@ -64,7 +64,7 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
         *("answering", "training", "evaluation", "analysis"),
     ),
     "api": ("errors", "support", "data", "methods", "config", "answering", "evaluation", "runs"),
-    "grids": ("errors", "support", "data", "methods", "config", "evaluation", "runs"),
+    "grids": ("errors", "support", "data", "models", "methods", "config", "evaluation", "runs"),
     "unida": ("errors", "evaluation", "api", "grids"),
     "cli": (
         *("errors", "support", "data", "models", "methods", "config", "training", "analysis", "runs", "api", "grids"),

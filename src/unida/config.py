@@ -271,10 +271,11 @@ def _build(kind: type[Any], values: Mapping[str, Any]) -> Any:
     for name in values:
         if name not in hints:
             raise UserError(f"there is no option {name!r}{did_you_mean(name, hints)}")
-    return kind(**{name: _converted(name, value, hints[name]) for name, value in values.items()})
+    return kind(**{name: converted(name, value, hints[name]) for name, value in values.items()})
 
 
-def _converted(name: str, value: Any, hint: Any) -> Any:
+def converted(name: str, value: Any, hint: Any) -> Any:
+    """The value as its type wants it, or a UserError that says what an option may be."""
     options = typing.get_args(hint) if typing.get_origin(hint) not in (None, Literal) else (hint,)
     for option in options:
         if typing.get_origin(option) is Literal and value in typing.get_args(option):

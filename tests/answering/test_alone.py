@@ -88,7 +88,7 @@ class Together:
     """One of several processes of a group, played by threads: just what `score_pixels` asks of Fabric."""
 
     def __init__(self, rank: int, processes: int) -> None:
-        self.global_rank, self.world_size = rank, processes
+        self.global_rank, self.world_size, self.device = rank, processes, torch.device("cpu")
         self.is_global_zero = rank == 0
 
     def autocast(self) -> Any:
@@ -115,7 +115,7 @@ def test_known_features_are_not_computed_again(
     method: Method, pixels: Pixels, inputs: Preprocess, fabric: Fabric, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the scores are those of a pass of its own, to the last bit."""
-    monkeypatch.setattr("unida.answering.alone.BATCH", 5)
+    monkeypatch.setattr("unida.answering.alone.BATCH_ON_CPU", 5)
     expected = score_pixels(method, pixels, inputs, fabric, visible=False)
     with torch.no_grad():
         index = np.split(np.arange(len(pixels)), range(5, len(pixels), 5))
@@ -136,7 +136,7 @@ def test_batches_do_not_matter(
     batch_size: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("unida.answering.alone.BATCH", batch_size)
+    monkeypatch.setattr("unida.answering.alone.BATCH_ON_CPU", batch_size)
     found = answered(method, pixels, inputs, fabric)
     assert_same(found, one_by_one)
     assert found.prediction.dtype == found.closed.dtype == torch.int64
@@ -156,7 +156,7 @@ def test_every_process_ends_up_with_all_answers_in_order(
 ) -> None:
     some, gathering = pixels.subset(range(count)), Gathering(processes)
     monkeypatch.setattr(torch.distributed, "all_gather", gathering.all_gather)
-    monkeypatch.setattr("unida.answering.alone.BATCH", 2)
+    monkeypatch.setattr("unida.answering.alone.BATCH_ON_CPU", 2)
     found: dict[int, Answers] = {}
     errors: list[BaseException] = []
 

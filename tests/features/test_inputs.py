@@ -351,8 +351,8 @@ def test_a_folder_where_a_file_should_be_and_the_reverse_are_one_line(
 ) -> None:
     def prepare() -> None:
         inputs = kept_images(backbone, tmp_path)
-        inputs.count_missing_in_pools({"it": recipe}, [pixels])
-        inputs.prepare_pools({"it": recipe}, [pixels], visible=False)
+        inputs.count_missing_in_pools({"it": recipe}, {"source": pixels})
+        inputs.prepare_pools({"it": recipe}, {"source": pixels}, visible=False)
         prepared(inputs, pixels, recipe)
 
     prepare()

@@ -21,6 +21,7 @@ from unida.features.stem import Stem, stem_of
 from unida.models.backbone import Backbone, create_backbone
 from unida.recipes.base import Made
 from unida.recipes.mosaic import Mosaic
+from unida.recipes.splice import Splice
 
 CHUNK = 8
 SIZE = 3 * CHUNK
@@ -302,9 +303,10 @@ def test_inputs_draw_from_the_pool_of_the_domain(backbone: Backbone, pixels: Pix
     inputs, _ = inputs_for(backbone, tmp_path, views=1)
     source, target = pixels.subset(np.arange(4)), pixels.subset(np.arange(4, 9))
     recipe = Mosaic(2, pool=CHUNK)
-    assert inputs.count_missing_in_pools({"pretext": recipe}, [source, target]) == 2 * CHUNK
-    inputs.prepare_pools({"pretext": recipe}, [source, target], visible=False)
-    assert inputs.count_missing_in_pools({"pretext": recipe}, [source, target]) == 0
+    domains = {"source": source, "target": target}
+    assert inputs.count_missing_in_pools({"pretext": recipe}, domains) == 2 * CHUNK
+    inputs.prepare_pools({"pretext": recipe}, domains, visible=False)
+    assert inputs.count_missing_in_pools({"pretext": recipe}, domains) == 0
     for domain in (source, target):
         index = np.arange(4)
         views = torch.zeros(4, *inputs.stem.shape)
@@ -318,3 +320,15 @@ def test_inputs_draw_from_the_pool_of_the_domain(backbone: Backbone, pixels: Pix
             assert same.any()
             assert (kept.labels[same] == label).all() and (kept.of[same] == of).all()
             assert of.max() < len(domain)
+
+
+def test_a_recipe_for_the_source_has_no_pool_of_the_target(backbone: Backbone, pixels: Pixels, tmp_path: Path) -> None:
+    inputs, _ = inputs_for(backbone, tmp_path, views=1)
+    source, target = pixels.subset(np.arange(4)), pixels.subset(np.arange(4, 9))
+    domains, recipe = {"source": source, "target": target}, Splice(pool=CHUNK)
+    assert inputs.count_missing_in_pools({"spliced": recipe}, domains) == CHUNK
+    inputs.prepare_pools({"spliced": recipe}, domains, visible=False)
+    made = inputs.made(recipe, source, np.arange(4), np.random.default_rng(0), WHOLE, torch.empty(0))
+    assert len(made.images) == 4 and made.of.shape == (4, 2) and made.of.max() < 4
+    with pytest.raises(KeyError):
+        inputs.made(recipe, target, np.arange(4), np.random.default_rng(0), WHOLE, torch.empty(0))

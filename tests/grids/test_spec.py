@@ -8,10 +8,12 @@ import yaml
 
 from unida.config import flat_options
 from unida.errors import UserError
-from unida.grids.folder import refuse_out
+from unida.grids.folder import refuse_out, saved_grid
+from unida.grids.local import default_workers, devices_of
 from unida.grids.plan import check_plan, config_of, plan
 from unida.grids.results import public_command
 from unida.grids.spec import Grid, folder_part, grid_from, paper_spec, parse_spec, read_spec
+from unida.methods import METHODS
 
 SPEC: dict[str, Any] = {
     "benchmark": "office31",
@@ -83,7 +85,8 @@ def test_folders_and_paths_are_relative_to_the_spec(tmp_path: Path, monkeypatch:
     assert read_spec(tmp_path / "again.yaml") == grid
 
 
-def test_a_method_of_ones_own_comes_with_the_spec(tmp_path: Path) -> None:
+def test_a_method_of_ones_own_comes_with_the_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "mine-of-a-grid", METHODS["ovanet"])  # so that it is taken out again
     (tmp_path / "my_method_file.py").write_text(
         "from dataclasses import dataclass\nfrom unida.methods import METHODS, Card\n"
         "@dataclass(frozen=True)\nclass O:\n    weight: float = 1.0\n"
@@ -129,6 +132,19 @@ WRONG = {
     "set by the grid": (YAML.replace("{}", "{seed: 3}"), "'seed', which the grid sets"),
     "no mapping": ("- a\n- b", "names with values"),
     "no yaml": ("rows: [", "is not YAML"),
+    "published table": (YAML + "published: unida-ofice31", "did you mean 'unida-office31'"),
+    "root": (YAML + "root: 7", "root is 7: it must be a path"),
+    "root that is gone": (YAML + "root: gone", "gone is not a folder"),
+    "source": ("folders: {x: {source: 5, target: .}}\nrows: {a: {}}", "source is 5: it must be a path"),
+    "weights": (YAML.replace("{}", "{weights: gone.pth}"), "weights gone.pth is not a file"),
+    "several processes": (YAML + "options: {devices: 2}", "a run of a grid is one process"),
+    "option twice": (YAML.replace("{}", "{batch-size: 3, batch_size: 4}"), "'batch_size' twice"),
+    "long name": (f"benchmark: office31\nrows: {{{'a' * 300}: {{}}}}", "too long for a folder"),
+    "numbers as names": ("benchmark: office31\nrows:\n  1: {}\n  '1': {}\n", "'1' stands there twice"),
+    "one folder for two runs": (
+        "folders: {a: {source: ., target: .}, a-b: {source: ., target: .}}\nrows: {b-c: {}, c: {}}",
+        "would share the folder 'a-b-c-0'",
+    ),
     "method file": (YAML + "methods: [gone.py]", "gone.py is not a file"),
 }
 
@@ -136,8 +152,9 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_spec_is_one_line(name: str, tmp_path: Path) -> None:
     text, expected = WRONG[name]
+    root = None if name.startswith("root") or text.startswith("folders") else tmp_path
     with pytest.raises(UserError, match=expected) as caught:
-        check_plan(plan(parse_spec(text, "my.yaml", tmp_path, tmp_path), tmp_path / "out"))
+        check_plan(plan(parse_spec(text, "my.yaml", tmp_path, root), tmp_path / "out"))
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
 
@@ -162,3 +179,36 @@ def test_parts_of_folder_names() -> None:
     assert folder_part("DCC, faithful (10)") == "dcc-faithful-10"
     assert folder_part("ovanet+spa") == "ovanet+spa"
     assert folder_part("…") == "row"
+
+
+def test_on_and_off_are_words_in_a_spec(tmp_path: Path) -> None:
+    text = "benchmark: office31\nrows: {a: {spa: true, spa.preset: paper, spa.pretext: off}}"
+    options = plan(parse_spec(text, "spec", tmp_path, tmp_path), tmp_path / "out")[0].options
+    assert (options["spa"], options["spa_pretext"]) == (True, "off")
+
+
+def test_workers_share_gpus_if_there_are_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert [devices_of(worker, 2, 1.0) for worker in range(3)] == [["0"], ["1"], ["0"]]
+    assert [devices_of(worker, 4, 2.0) for worker in range(2)] == [["0", "1"], ["2", "3"]]
+    assert (default_workers(1, 4, 2.0), default_workers(1, 2, 0.5)) == (2, 4)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    assert devices_of(1, 2, 0.5) == ["7"]
+    assert devices_of(0, 0, 1.0) == []
+
+
+def test_merged_mappings_and_auto_are_read(tmp_path: Path) -> None:
+    text = "benchmark: office31\npublished: auto\noptions: &o {steps: 5}\nrows: {a: {<<: *o, method: dcc}}"
+    task = plan(parse_spec(text, "spec", tmp_path, tmp_path), tmp_path / "out")[0]
+    assert (task.options["steps"], task.options["method"]) == (5, "dcc")
+
+
+def test_results_can_be_read_when_the_pictures_are_gone(tmp_path: Path) -> None:
+    for name in ("a", "b", "out"):
+        (tmp_path / name).mkdir()
+    grid = grid_from({"folders": {"x": {"source": "a", "target": "b"}}, "rows": {"r": {}}}, folder=tmp_path)
+    (tmp_path / "out" / "grid.yaml").write_text(grid.to_yaml())
+    (tmp_path / "a").rmdir()
+    assert saved_grid(tmp_path / "out") == grid
+    with pytest.raises(UserError, match="a is not a folder"):
+        read_spec(tmp_path / "out" / "grid.yaml")

@@ -154,3 +154,18 @@ def test_the_model_file_keeps_it(name: str, frame: str, tmp_path: Path) -> None:
             without = loaded.score(loaded.features(images))
             assert not torch.equal(without.logits, ours.logits), "or the test would hold of anything"
     assert torch.equal(ours.logits, theirs.logits) and torch.equal(ours.unknown, theirs.unknown)
+
+
+def test_domains_can_be_measured_one_after_the_other() -> None:
+    draw = torch.Generator().manual_seed(0)
+    source, target = torch.randn(40, 6, generator=draw) + 1, torch.randn(50, 6, generator=draw) - 1
+    at_once, in_turn, off = Frame(6, is_on=True), Frame(6, is_on=True), Frame(6, is_on=False)
+    at_once.measure(source, target)
+    in_turn.measure_source(source)
+    assert torch.equal(in_turn.source_mean, at_once.source_mean)
+    assert torch.equal(in_turn.target_mean, in_turn.source_mean)  # the best that is known of the target by then
+    in_turn.measure_target(target)
+    assert torch.equal(in_turn.target_mean, at_once.target_mean)
+    off.measure_source(source)
+    off.measure_target(target)
+    assert torch.equal(off(source, "source"), source)

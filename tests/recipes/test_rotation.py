@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from unida.recipes.base import ImageRecipe, SetRecipe
-from unida.recipes.rotation import Rotation
+from unida.recipes.base import ImageRecipe, SetRecipe, WaysRecipe
+from unida.recipes.rotation import AnyRotation, Rotation
 
 QUARTERS = range(4)
 
@@ -77,3 +77,15 @@ def test_every_turn_and_a_drawn_one_have_keys_of_their_own() -> None:
 
 def test_it_is_a_recipe_for_single_images() -> None:
     assert isinstance(Rotation(), ImageRecipe) and not isinstance(Rotation(), SetRecipe)
+
+
+def test_each_way_of_any_rotation_is_the_rotation_by_its_number() -> None:
+    images, recipe = noise(), AnyRotation()
+    assert isinstance(recipe, WaysRecipe) and not isinstance(Rotation(), WaysRecipe)
+    assert len(recipe.ways) == 4 and recipe.ways[0] is None
+    for number, way in enumerate(recipe.ways):
+        choices = np.full(len(images), number)
+        made, labels = recipe.make_each(images, choices)
+        assert torch.equal(made, images if way is None else way.make_each(images, choices)[0])
+        assert labels.tolist() == choices.tolist()
+    assert set(recipe.choose(100, np.random.default_rng(0)).tolist()) == {0, 1, 2, 3}

@@ -18,7 +18,7 @@ from unida.features.inputs import Inputs
 from unida.methods.base import Method
 from unida.support.progress import progress
 
-BATCH = 64
+BATCH, BATCH_ON_CPU = 64, 16  # images at a time; on a CPU, more would only take more memory
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,9 @@ def score_pixels(
     method.eval()
     parts = []
     with progress("answering", share, visible=visible and fabric.is_global_zero) as report:
-        for start in range(0, share, BATCH):
-            index = mine[start : start + BATCH]
+        size = BATCH if fabric.device.type != "cpu" else BATCH_ON_CPU
+        for start in range(0, share, size):
+            index = mine[start : start + size]
             with fabric.autocast(), torch.inference_mode():
                 if features is None:
                     some = method.features(inputs.test_view(pixels, index))
@@ -100,7 +101,7 @@ def score_pixels(
                 scores = method.score(some)
             directions = F.normalize(some.float(), dim=1).half()
             parts.append(Scored(directions, scores.logits.softmax(dim=1), scores.unknown))
-            report(min(start + BATCH, share), "")
+            report(min(start + size, share), "")
     method.train(was_training)
 
     def joined(name: str) -> Tensor:

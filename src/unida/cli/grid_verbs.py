@@ -1,5 +1,6 @@
 """The commands on many runs: `unida grid`, `unida grid status` and `unida table`."""
 
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,9 @@ from unida.grids.options import GridOptions, TableOptions
 def grid(arguments: list[str]) -> None:
     if arguments[:1] == ["status"]:
         grid_status(arguments[1:])
+        return
+    if arguments[:1] == ["task"]:
+        grid_task(arguments[1:])
         return
     description = (
         "Run a grid: rows × pairs × settings × seeds, side by side. Given again, it goes on where it was.\n\n"
@@ -35,7 +39,7 @@ def grid(arguments: list[str]) -> None:
         with interruptible():
             records = start_grid(options, show)
     except (Interrupted, KeyboardInterrupt):
-        exit_with(f"interrupted. Continue with the same command: unida grid {' '.join(arguments)}", 130)
+        exit_with(f"interrupted. Continue with the same command: {shlex.join(['unida', 'grid', *arguments])}", 130)
     failed = [record for record in records if record["status"] == "failed"]
     if options.dry_run or options.engine == "slurm-script":
         return
@@ -43,7 +47,7 @@ def grid(arguments: list[str]) -> None:
     if failed:
         print(f"{len(failed)} run(s) failed; give the same command to try them again:", file=sys.stderr)
         for record in failed:
-            name = f"{record['row']} {record['pair']} {record['setting']} seed {record['seed']}"
+            name = " ".join(filter(None, (record["row"], record["pair"], record["setting"], f"seed {record['seed']}")))
             print(printable(f"  {name}: {record['reason']}"), file=sys.stderr)
         sys.exit(1)
 
@@ -59,6 +63,26 @@ def grid_status(arguments: list[str]) -> None:
     from unida.grids.status import status_lines
 
     print("\n".join(map(printable, status_lines(options.folder))))
+
+
+@dataclass(frozen=True)
+class GridTask:
+    folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
+    """The folder of a grid."""
+    name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
+    """Name of the run: of its folder in DIR/runs."""
+
+
+def grid_task(arguments: list[str]) -> None:
+    description = "One run of a grid, in this process: what a job of a SLURM array does."
+    options = parse(GridTask, "unida grid task", arguments, description)
+    from unida.grids.start import run_task
+
+    outcome = run_task(options.folder, options.name)
+    if outcome.status == "stopped":
+        exit_with("stopped: hand the script in again to go on", 130)
+    if outcome.status != "done":
+        exit_with(f"error: {outcome.reason}", 1)
 
 
 def table(arguments: list[str]) -> None:

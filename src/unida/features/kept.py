@@ -32,7 +32,7 @@ from unida.features.inputs import choices_of
 from unida.features.pool import Pool
 from unida.features.shelf import Shelf
 from unida.features.stem import TORCH_FORMAT, Stem
-from unida.recipes.base import ImageRecipe, Made, Recipe, SetRecipe
+from unida.recipes.base import ImageRecipe, Made, Recipe, SetRecipe, WaysRecipe
 from unida.support.progress import duration, progress
 from unida.support.random import generator
 
@@ -135,10 +135,14 @@ class FeatureInputs:
             features, labels, of = self._pools[id(pixels), recipe.key].draw(len(index), draw, part)
         else:
             assert isinstance(recipe, ImageRecipe)
-            chosen = self._choose(len(index), draw)[part]
-            features = self._gather(pixels, index[part], chosen, recipe)
-            labels = self._gather(pixels, index[part], chosen, recipe, labels=True)
-            of = torch.from_numpy(index[part, None])
+            chosen, of = self._choose(len(index), draw)[part], torch.from_numpy(index[part, None])
+            if isinstance(recipe, WaysRecipe):
+                ways = recipe.choose(len(index), draw)[part]
+                features = self._gather_ways(index[part], chosen, ways, pixels, recipe)
+                labels = torch.from_numpy(ways)
+            else:
+                features = self._gather(pixels, index[part], chosen, recipe)
+                labels = self._gather(pixels, index[part], chosen, recipe, labels=True)
         labels, of = (numbers.to(self.device, non_blocking=True) for numbers in (labels, of))
         return Made(self._to_device(features), labels, of)
 
@@ -149,10 +153,16 @@ class FeatureInputs:
     def jobs(self, recipes: Mapping[str, Recipe], sets: Iterable[tuple[Pixels, range]]) -> list[Job]:
         """The views of images, and of what each recipe makes from one image."""
         each = [recipe for recipe in recipes.values() if isinstance(recipe, ImageRecipe)]
-        return [Job(pixels, views, recipe) for recipe in (None, *each) for pixels, views in sets]
+        ways = [way for recipe in each for way in (recipe.ways if isinstance(recipe, WaysRecipe) else (recipe,)) if way]
+        different = {way.key: way for way in ways}.values()
+        return [Job(pixels, views, way) for way in (None, *different) for pixels, views in sets]
 
-    def prepare_pools(self, recipes: Mapping[str, Recipe], domains: Sequence[Pixels], visible: bool) -> None:
-        """Fill the pools of each domain, for recipes that need several images, if they are not there yet."""
+    def prepare_pools(self, recipes: Mapping[str, Recipe], domains: Mapping[str, Pixels], visible: bool) -> None:
+        """Fill the pools of recipes that need several images, if they are not there yet.
+
+        Args:
+            domains: by name, "source" or "target"; a recipe has a pool of each domain that it is for.
+        """
         for pixels, pool in self._open_pools(recipes, domains):
             try:
                 pool.prepare(visible)
@@ -160,15 +170,16 @@ class FeatureInputs:
                 raise self._cannot_keep(error) from error
             self._pools[id(pixels), pool.recipe.key] = pool
 
-    def count_missing_in_pools(self, recipes: Mapping[str, Recipe], domains: Sequence[Pixels]) -> int:
+    def count_missing_in_pools(self, recipes: Mapping[str, Recipe], domains: Mapping[str, Pixels]) -> int:
         """How many are still to be made; arguments as in `prepare_pools`."""
         return sum(pool.count_missing() for _, pool in self._open_pools(recipes, domains))
 
-    def _open_pools(self, recipes: Mapping[str, Recipe], domains: Sequence[Pixels]) -> list[tuple[Pixels, Pool]]:
+    def _open_pools(self, recipes: Mapping[str, Recipe], domains: Mapping[str, Pixels]) -> list[tuple[Pixels, Pool]]:
         several = [recipe for recipe in recipes.values() if isinstance(recipe, SetRecipe)]
+        pairs = [(it, pixels) for it in several for domain, pixels in domains.items() if domain in it.domains]
         folder = self.cache_dir / "features"
         try:
-            return [(px, Pool(it, px, self.preprocess, self.stem, folder)) for it in several for px in domains]
+            return [(px, Pool(it, px, self.preprocess, self.stem, folder)) for it, px in pairs]
         except OSError as error:
             raise self._cannot_keep(error) from error
 
@@ -305,6 +316,16 @@ class FeatureInputs:
                 gathered = torch.empty((len(index), *column.shelf.shape), dtype=column.shelf.kind)
             gathered[at] = column.read(index[at])
         return gathered if gathered is not None else torch.empty((0, *self.stem.shape))
+
+    def _gather_ways(
+        self, index: np.ndarray, views: np.ndarray, ways: np.ndarray, pixels: Pixels, recipe: WaysRecipe
+    ) -> Tensor:
+        """As `_gather`, with each image in its own way."""
+        gathered = torch.empty((len(index), *self.stem.shape), dtype=TORCH_FORMAT[self.stem.format])
+        for way in np.unique(ways).tolist():
+            at = np.flatnonzero(ways == way)
+            gathered[at] = self._gather(pixels, index[at], views[at], recipe.ways[way])
+        return gathered
 
     def _fill(self, pixels: Pixels, index: np.ndarray, views: np.ndarray, recipe: ImageRecipe | None) -> None:
         """Compute what is missing of these views, all of it in one call of the stem."""

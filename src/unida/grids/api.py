@@ -2,16 +2,30 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping
+import typing
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from unida.config import converted
 from unida.errors import UserError
 from unida.grids.options import GridOptions, TableOptions
 from unida.grids.pages import table_text
 from unida.grids.results import Record
 from unida.grids.start import start_grid
 from unida.support.suggest import did_you_mean
+
+LISTS = (
+    "rows",
+    "pairs",
+    "settings",
+    "seeds",
+    "set",
+    "also",
+    "by",
+    "where",
+    "against",
+)  # options that take several values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,15 +70,21 @@ def grid(
 
 
 def _build(kind: type[Any], given: Mapping[str, Any], command: str) -> Any:
-    """Options from plain values: paths may be strings, tuples may be lists."""
-    names = [field.name for field in dataclasses.fields(kind)]
+    """Options from plain values, checked: paths may be strings, and several values a list, or one alone."""
+    hints = typing.get_type_hints(kind)
     values = {}
     for name, value in given.items():
-        if name not in names:
-            raise UserError(f"there is no option {name!r}{did_you_mean(name, names)}; see: {command} --help")
-        if name in ("spec", "out", "root", "results", "into") and value is not None:
-            value = Path(value)
+        if name not in hints:
+            raise UserError(f"there is no option {name!r}{did_you_mean(name, hints)}; see: {command} --help")
         if name == "set" and isinstance(value, Mapping):
-            value = tuple(f"{option}={setting}" for option, setting in value.items())
-        values[name] = tuple(value) if isinstance(value, list | range) else value
+            value = [f"{option}={setting}" for option, setting in value.items()]
+        values[name] = _several(name, value) if name in LISTS else converted(name, value, hints[name])
     return kind(**values)
+
+
+def _several(name: str, value: Any) -> tuple[Any, ...] | None:
+    if value is None:
+        return None
+    each = int if name == "seeds" else str
+    values = value if isinstance(value, Iterable) and not isinstance(value, str) else [value]
+    return tuple(converted(name, one, each) for one in values)

@@ -1,7 +1,6 @@
 """The driver of a grid: plans, hands runs to an engine, keeps the results, and shows how it goes."""
 
 import contextlib
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,8 +22,6 @@ from unida.grids.results import (
 )
 from unida.grids.spec import Grid
 from unida.support.progress import duration
-
-log = logging.getLogger("unida")
 
 SECONDS_BETWEEN_LINES = 30.0
 
@@ -67,7 +64,8 @@ class Course:
         self.ended_names.add(event.task.name)
         self.done += status == "done"
         self.failed += status == "failed"
-        self.seconds.setdefault(event.task.row, []).append(event.outcome.seconds)
+        if status == "done":
+            self.seconds.setdefault(event.task.row, []).append(event.outcome.seconds)
 
     def line(self) -> str:
         left = self.seconds_left()
@@ -173,6 +171,8 @@ def _keep(whole: Sequence[Task], records: dict[str, Record], course: Course, out
 def explaining_disk(out: Path) -> Iterator[None]:
     try:
         yield
+    except BrokenPipeError:  # of the terminal
+        raise
     except OSError as error:
         raise UserError(
             f"--out {out} cannot be written ({error.strerror or error}): fix that, then give the command again"

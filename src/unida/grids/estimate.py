@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
+import torch
+
 from unida.config import Config, method_name
-from unida.errors import UserError
 from unida.grids.plan import Task, config_of
 from unida.grids.results import Record
 from unida.runs.check import cost_of
@@ -34,11 +35,13 @@ class Estimate:
         return f"time: about {duration(total)} with {workers} worker(s){of_features}; {each}"
 
 
-def estimate(todo: Sequence[Task], there: Mapping[str, Record], show: Callable[[str], None]) -> Estimate:
+def estimate(todo: Sequence[Task], there: Mapping[str, Record], threads: int, show: Callable[[str], None]) -> Estimate:
     """Seconds of a run of each row: the mean of its finished runs, or else measured on a few images and steps.
 
-    Features are shared: they are counted once for each kind of network, for as many domains as the runs use.
+    Measured with as many threads as a run will have. Features are shared: they are counted once for each kind of
+    network, for as many domains as the runs use.
     """
+    torch.set_num_threads(threads)
     of_row: dict[str, float] = {}
     features: dict[tuple[object, ...], float] = {}
     first = {task.row: task for task in reversed(todo)}
@@ -52,7 +55,7 @@ def estimate(todo: Sequence[Task], there: Mapping[str, Record], show: Callable[[
         config = config_of(task)
         try:
             cost = cost_of(config)
-        except UserError as error:
+        except Exception as error:  # its runs will say what is wrong, each for itself
             show(f"row {row!r} cannot be measured: {error}")
             continue
         of_row[row] = SECONDS_OF_START + cost.seconds_steps + cost.seconds_rounds + cost.seconds_answers

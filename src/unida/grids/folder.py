@@ -52,7 +52,7 @@ def saved_grid(out: Path) -> Grid:
     """The grid of a folder."""
     if not (out / SPEC).exists():
         raise UserError(f"{out} is not the folder of a grid: it has no {SPEC}")
-    return read_spec(out / SPEC)
+    return read_spec(out / SPEC, check_folders=False)
 
 
 @contextlib.contextmanager
@@ -66,6 +66,7 @@ def claimed(out: Path, grid: Grid) -> Iterator[None]:
         raise UserError(f"--out {out}: {_who(out)} is working there; wait for it, or stop it first") from error
     try:
         write_text(out / SPEC, grid.to_yaml())
+        write_status(out, {"driver": driver_here(), "time": time.time(), "running": []})
         yield
     finally:
         lock.release()
@@ -96,14 +97,12 @@ def read_status(out: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def is_alive(driver: dict[str, Any]) -> bool:
-    """Whether a driver still works. One on another machine cannot be asked: it is taken at its word."""
-    if driver.get("host") != socket.gethostname():
-        return True
+def is_claimed(out: Path) -> bool:
+    """Whether a driver works there."""
+    lock = FileLock(out / LOCK)
     try:
-        os.kill(int(driver["process"]), 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
+        lock.acquire(timeout=0)
+    except Timeout:
         return True
-    return True
+    lock.release()
+    return False

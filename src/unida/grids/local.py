@@ -33,16 +33,18 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def visible_devices(count: int) -> list[str]:
-    """Names of the GPUs that this process may use, as CUDA_VISIBLE_DEVICES has them."""
+def devices_of(worker: int, devices: int, gpus_per_run: float) -> list[str]:
+    """Names of the GPUs of a worker, as CUDA_VISIBLE_DEVICES has them. If there are too few, workers share them."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return given.split(",") if given else [str(number) for number in range(count)]
+    names = given.split(",") if given else [str(number) for number in range(devices)]
+    each = max(1, round(gpus_per_run))
+    return [names[(worker * each + i) % devices] for i in range(min(each, devices))]
 
 
-def default_workers(cpus_per_run: int, devices: int) -> int:
-    """One for each device; without devices, as many as cores and memory allow."""
+def default_workers(cpus_per_run: int, devices: int, gpus_per_run: float = 1.0) -> int:
+    """As many as the devices allow; without devices, as cores and memory allow."""
     if devices:
-        return devices
+        return max(1, int(devices / gpus_per_run))
     allowed = max(1, cores() // cpus_per_run)
     with contextlib.suppress(ValueError, OSError, AttributeError):
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -59,7 +61,8 @@ class _Worker:
 
 class LocalEngine:
     """Args:
-    devices: of a GPU each, numbered as CUDA does; 0: runs get none.
+    devices: number of GPUs; 0: runs get none.
+    gpus_per_run: below 1, runs share one.
     attempts: how often a run is tried whose worker dies.
     """
 
@@ -70,10 +73,12 @@ class LocalEngine:
         methods: Sequence[str] = (),
         cpus_per_run: int = 1,
         devices: int = 0,
+        gpus_per_run: float = 1.0,
         attempts: int = 3,
     ) -> None:
         self.workers, self.logs, self.methods = workers, logs, list(methods)
-        self.cpus_per_run, self.devices, self.attempts = cpus_per_run, devices, attempts
+        self.cpus_per_run, self.attempts = cpus_per_run, attempts
+        self.devices, self.gpus_per_run = devices, gpus_per_run
 
     def run(self, tasks: Sequence[Task]) -> Generator[Event, None, None]:
         waiting, deaths = deque(tasks), Counter[str]()
@@ -112,7 +117,7 @@ class LocalEngine:
     def _start(self, number: int) -> _Worker:
         threads = str(self.cpus_per_run)
         environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-        environment["CUDA_VISIBLE_DEVICES"] = visible_devices(self.devices)[number] if self.devices else ""
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices_of(number, self.devices, self.gpus_per_run))
         process = subprocess.Popen(
             [sys.executable, "-m", "unida.grids.worker"],
             stdin=subprocess.PIPE,

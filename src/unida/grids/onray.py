@@ -9,6 +9,8 @@ nodes share, under the same paths, and unida must be installed on each. Without 
 
 import logging
 import os
+import signal
+import threading
 from collections.abc import Generator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -24,6 +26,7 @@ SECONDS_BETWEEN_LOOKS = 1.0
 
 class RayEngine:
     """Args:
+    gpus_per_run: None: 1 if the cluster has a GPU.
     attempts: how often a run is tried whose worker or node dies.
     """
 
@@ -32,7 +35,7 @@ class RayEngine:
         logs: Path,
         methods: Sequence[str] = (),
         cpus_per_run: int = 1,
-        gpus_per_run: float = 0,
+        gpus_per_run: float | None = None,
         attempts: int = 3,
         workers: int | None = None,
     ) -> None:
@@ -42,10 +45,12 @@ class RayEngine:
             raise UserError('--engine ray needs Ray: pip install "unida[ray]"') from error
         self.ray: Any = ray
         self.logs, self.methods, self.attempts = logs, list(methods), attempts
-        self.cpus_per_run, self.gpus_per_run = cpus_per_run, gpus_per_run
+        self.cpus_per_run = cpus_per_run
         self._connect(workers)
         room = ray.cluster_resources()
-        by_cores = room.get("CPU", 0) // cpus_per_run
+        self.gpus_per_run = gpus_per_run = gpus_per_run if gpus_per_run is not None else float("GPU" in room)
+        largest = max((node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]), default=0)
+        by_cores = room.get("CPU", 0) // cpus_per_run if largest >= cpus_per_run else 0
         by_devices = room.get("GPU", 0) // gpus_per_run if gpus_per_run else by_cores
         self.workers = int(min(by_cores, by_devices))
         if self.workers < 1:
@@ -56,6 +61,9 @@ class RayEngine:
 
     def _connect(self, workers: int | None) -> None:
         address = os.environ.get("RAY_ADDRESS")
+        if address and workers is not None:
+            raise UserError("--workers has no effect with RAY_ADDRESS: the cluster says how many runs it can take")
+        on_sigterm = signal.getsignal(signal.SIGTERM)
         here = {} if address or workers is None else {"num_cpus": workers * self.cpus_per_run}
         try:
             self.ray.init(
@@ -68,6 +76,8 @@ class RayEngine:
         except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
             reason = " ".join(str(error).split())
             raise UserError(f"--engine ray: Ray at {address or 'this machine'} does not answer ({reason})") from error
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, on_sigterm)  # Ray has put its own there, which ends without a word
 
     def run(self, tasks: Sequence[Task]) -> Generator[Event, None, None]:
         remote = self.ray.remote(_run).options(

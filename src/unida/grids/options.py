@@ -1,6 +1,5 @@
 """The options of `unida grid` and `unida table`."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,11 +10,14 @@ import yaml
 from unida.errors import UserError
 from unida.evaluation.names import METRIC_NOTES
 from unida.support.options import check_numbers, shown
+from unida.support.plainyaml import PlainYaml
 from unida.support.suggest import did_you_mean
 
 EngineName = Literal["local", "ray", "slurm-script"]
 Answers = Literal["given", "alone", "both"]
 COLUMNS = ("row", "method", "backbone", "train", "regime")  # that can name a line of a table
+UNKNOWN_ANSWERS = "unknown_answers"  # not a metric: it needs no labels, and more of it is not better
+SHOWN = {**METRIC_NOTES, UNKNOWN_ANSWERS: "share of the target's images that are answered 'unknown'"}
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,8 @@ class GridOptions:
     """Runs side by side on this machine."""
     cpus_per_run: int = 1
     """Cores of each run."""
-    gpus_per_run: Annotated[float | None, shown("N", "(default: 1 if there is a GPU, else 0)")] = None
-    """GPUs of each run; with --engine ray it may be a part of one."""
+    gpus_per_run: Annotated[float | None, shown("N", "(default: 1 if there is a GPU, else 0; slurm-script: 0)")] = None
+    """GPUs of each run; below 1, runs share one."""
     attempts: int = 3
     """Try a run this often if its worker process or its node dies."""
     dry_run: bool = False
@@ -73,7 +75,7 @@ class GridOptions:
             if not sign or not name:
                 raise UserError(f"--set {word}: write NAME=VALUE, for example steps=50")
             try:
-                values[name.removeprefix("--")] = yaml.safe_load(value)
+                values[name.removeprefix("--")] = yaml.load(value, Loader=PlainYaml)
             except yaml.YAMLError as error:
                 raise UserError(f"--set {word}: {value!r} is not a plain value") from error
         return values
@@ -86,15 +88,17 @@ class TableOptions:
     ] = None
     """The folder of a grid, or its results.csv."""
     metric: str = "hos"
-    """The number that is shown by pair: any metric that `unida evaluate` prints."""
+    """The number that is shown by pair: any metric that `unida evaluate` prints, or unknown_answers, the share of
+    images that are answered unknown."""
     also: Annotated[tuple[str, ...], shown("NAME", "(default: none)")] = ()
     """Show the averages of these metrics, too."""
-    answers: Annotated[Answers, shown("given|alone|both", "(default: given, or alone beside a published table)")] = (
-        "given"
-    )
+    answers: Annotated[
+        Answers | None, shown("given|alone|both", "(default: given, or alone beside a published table)")
+    ] = None
     """given: the runs' own answers. alone: each image by itself with the method's own threshold, as in papers."""
-    layout: Literal["pairs", "overview"] = "pairs"
-    """pairs: a column for each pair. overview: averages only, settings and answers side by side."""
+    layout: Literal["pairs", "overview", "differences"] = "pairs"
+    """pairs: a column for each pair. overview: averages only, settings and answers side by side. differences: only
+    those of --against."""
     by: Annotated[tuple[str, ...], shown("NAME", "(default: row)")] = ("row",)
     """Columns of results.csv that name a line of the table: row, method, backbone, train, regime."""
     rows: Annotated[tuple[str, ...] | None, shown("NAME", "(default: all)")] = None
@@ -103,6 +107,8 @@ class TableOptions:
     """Show these pairs, in this order."""
     settings: Annotated[tuple[str, ...] | None, shown("NAME", "(default: all)")] = None
     """Show these settings."""
+    where: Annotated[tuple[str, ...], shown("NAME=VALUE", "(for example train=head)")] = ()
+    """Show only runs whose columns of results.csv have these values."""
     against: Annotated[tuple[str, ...], shown("ROW", "(default: none)")] = ()
     """Add the differences to these rows, run by run on the same pair and seed, with standard errors."""
     published: Annotated[str | None, shown("NAME", "(default: the grid's own; `list` lists them)")] = None
@@ -118,14 +124,20 @@ class TableOptions:
 
     def check(self) -> None:
         for name in (self.metric, *self.also):
-            if name not in METRIC_NOTES:
-                hint = did_you_mean(name, METRIC_NOTES)
-                raise UserError(f"there is no metric {name!r}{hint}; there are {', '.join(METRIC_NOTES)}")
+            if name not in SHOWN:
+                raise UserError(f"there is no metric {name!r}{did_you_mean(name, SHOWN)}; there are {', '.join(SHOWN)}")
+        if self.layout == "overview" and self.published not in (None, "none") and self.results is not None:
+            raise UserError("--published needs a column for each pair: leave out --layout overview")
+        for word in self.where:
+            name = word.partition("=")[0]
+            if "=" not in word or name not in COLUMNS:
+                raise UserError(f"--where {word}: write NAME=VALUE; it knows {', '.join(COLUMNS)}")
         for name in self.by:
             if name not in COLUMNS:
                 raise UserError(f"--by has {name!r}{did_you_mean(name, COLUMNS)}; it takes {', '.join(COLUMNS)}")
+        if self.layout == "differences" and not self.against:
+            raise UserError("--layout differences needs --against ROW: the rows to compare with")
+        if self.into is not None and (self.results is not None or self.out is not None):
+            raise UserError("--into PAGE stands alone: the page says itself what is drawn")
         if self.results is None and self.into is None and self.published is None:
             raise UserError("give the folder of a grid or its results.csv, as in `unida table DIR`")
-
-
-Spec = Path | str | Mapping[str, Any]

@@ -15,7 +15,8 @@ from unida.grids.results import RESULTS, Record, collect, read_results
 from unida.grids.tables import Cell, Table, as_csv, draw, latex, markdown
 from unida.support.files import write_text
 
-PLACE = re.compile(r"(<!-- unida table (.*?) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+BEGIN, END = "<!-- unida table ", "<!-- end of table -->"  # each at the start of a line
+PLACE = re.compile(rf"^({BEGIN}((?:(?!-->).)*) -->\n)(?:(?!^{BEGIN}).)*?^{END}", re.DOTALL | re.MULTILINE)
 FORMATS = {"markdown": markdown, "latex": latex, "csv": as_csv}
 
 Parse = Callable[[list[str]], TableOptions]
@@ -30,8 +31,8 @@ def table_text(options: TableOptions) -> str:
         return _joined([_table_of(load_published(options.published))], options)
     records = records_of(options.results)
     published = _beside(options, options.results, records)
-    if published and options.answers == "given":
-        options = dataclasses.replace(options, answers="alone")
+    answers = options.answers or ("alone" if published else "given")
+    options = dataclasses.replace(options, answers=answers)
     return _joined(draw(records, options, published), options)
 
 
@@ -100,18 +101,29 @@ def redraw(page: Path, parse: Parse) -> bool:
     """
     try:
         before = page.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"--into {page} cannot be read ({error.strerror})") from error
-    if not PLACE.search(before):
-        raise UserError(f"--into {page} has no place for a table: <!-- unida table … --> and <!-- end of table -->")
-
-    def fill(place: re.Match[str]) -> str:
-        options = parse(shlex.split(place[2]))
-        if options.results is not None:
-            options = dataclasses.replace(options, results=page.parent / options.results)
-        return f"{place[1]}\n{table_text(options)}\n\n{place[3]}"
-
-    after = PLACE.sub(fill, before)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--into {page} cannot be read ({getattr(error, 'strerror', None) or error})") from error
+    whole = {place.start() for place in PLACE.finditer(before)}
+    begun = list(re.finditer(f"^{BEGIN}.*", before, re.MULTILINE))
+    if not begun:
+        raise UserError(f"--into {page} has no place for a table: a line {BEGIN}… -->, and a line {END}")
+    for line in begun:
+        if line.start() not in whole:  # what follows it would be overwritten
+            raise UserError(f"--into {page}: no line {END} follows {line[0]}")
+    after = PLACE.sub(lambda place: f"{place[1]}\n{_drawn(place[2], page, parse)}\n\n{END}", before)
     if after != before:
         write_text(page, after)
     return after != before
+
+
+def _drawn(words: str, page: Path, parse: Parse) -> str:
+    """The tables of a place."""
+    try:
+        options = parse(shlex.split(words))
+        if options.into is not None or options.out is not None:
+            raise UserError("a place cannot have --into or --out")
+        if options.results is not None:
+            options = dataclasses.replace(options, results=page.parent / options.results)
+        return table_text(options)
+    except (UserError, ValueError) as error:  # ValueError: a quotation mark is missing
+        raise UserError(f"--into {page}: {BEGIN}{words} -->: {error}") from error

@@ -11,10 +11,12 @@ from unida.config import Config, complete, config_from_options
 from unida.data.pairs import benchmark_pair
 from unida.errors import UserError
 from unida.grids.spec import Grid, Options, folder_part
+from unida.models.options import NO_WEIGHTS, pinned_revision
 from unida.runs.folder import is_finished, refuse_changes
 from unida.support.options import flag
 
 RUNS = "runs"
+LONGEST_NAME = 200  # most file systems allow 255 bytes
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Task:
 
 def plan(grid: Grid, out: Path) -> list[Task]:
     """All runs, seed by seed, so that a whole table stands as early as possible."""
-    return [
+    tasks = [
         Task(
             name=name,
             row=row,
@@ -76,6 +78,14 @@ def plan(grid: Grid, out: Path) -> list[Task]:
         for (pair, setting, data), (row, options) in itertools.product(_data(grid), grid.rows.items())
         for name in ["-".join(folder_part(part) for part in (pair, setting, row, str(seed)) if part)]
     ]
+    seen: dict[str, Task] = {}
+    for task in tasks:
+        if len(task.name) > LONGEST_NAME:
+            raise UserError(f"the name {task.name[:60]!r}… is too long for a folder: shorten the row's name")
+        if (other := seen.setdefault(task.name, task)) is not task:
+            one, two = (f"row {each.row!r} of {each.pair} {each.setting}".strip() for each in (other, task))
+            raise UserError(f"{one} and {two} would share the folder {task.name!r}: rename a row")
+    return tasks
 
 
 def _data(grid: Grid) -> Iterator[tuple[str, str, Options]]:
@@ -93,7 +103,12 @@ def check_plan(tasks: list[Task]) -> None:
             config = config_of(task)
             complete(config, has_gpu=False)
             benchmark_pair(config.data)
-            refuse_changes(config)
+            if config.training.devices * config.training.num_nodes > 1:
+                raise UserError("devices and num_nodes must be 1: a run of a grid is one process, on one device")
+            weights = config.model.weights
+            if weights not in (None, NO_WEIGHTS) and pinned_revision(weights) is None and not Path(weights).is_file():
+                raise UserError(f"weights {weights} is not a file")
+            refuse_changes(config, of_places=not task.is_finished)
         except UserError as error:
             raise UserError(f"row {task.row!r}: {error}") from error
 

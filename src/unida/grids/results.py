@@ -2,9 +2,9 @@
 
 import csv
 import json
+import math
 import shlex
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ from unida.config import load_config, method_name
 from unida.errors import UserError
 from unida.evaluation.names import METRIC_NOTES
 from unida.grids.plan import Task
+from unida.models.options import pinned_revision
 from unida.support.files import write_csv, write_text
-from unida.support.options import flag
 
 RESULTS, FAILED = "results.csv", "failed"
 ALONE = "alone_"  # before a metric: of each image by itself with the method's own threshold, as in papers
@@ -66,7 +66,7 @@ def _record_of_finished(task: Task) -> Record:
         **{ALONE + name: value for name, value in alone.items()},
         "unknown_answers": _share_of_unknown(task.folder / "predictions.csv"),
         **{name: cost[name] for name in COST},
-        "version": version("unida"),
+        "version": content.get("version"),
         "command": public_command(task),
     }
 
@@ -91,10 +91,9 @@ def public_command(task: Task) -> str:
             words[words.index(name) + 1] = shown
     if "--weights" in words:
         place = words.index("--weights") + 1
-        words[place] = Path(words[place]).name
-    for name in (flag("cache"),):
-        if name in words:
-            del words[words.index(name) : words.index(name) + 2]
+        words[place] = words[place] if pinned_revision(words[place]) else Path(words[place]).name
+    if "--cache" in words:
+        del words[words.index("--cache") : words.index("--cache") + 2]
     words.remove("--resume")
     return shlex.join(["unida", *words])
 
@@ -142,7 +141,7 @@ def _text(value: Any) -> str:
 def read_results(path: Path) -> list[Record]:
     """The records of a results.csv; columns that it does not have are missing in the records."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:  # Excel puts a mark before the first name
             lines = list(csv.DictReader(file))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path} cannot be read ({getattr(error, 'strerror', None) or error})") from error
@@ -153,11 +152,19 @@ def read_results(path: Path) -> list[Record]:
 
 def _parsed(line: dict[str, str], path: Path) -> Record:
     record: Record = {"status": "done", "setting": "", "benchmark": "", **{k: v for k, v in line.items() if v}}
+    line_of = f"in the line of {record.get('row')} {record.get('pair')}"
     try:
         for name in (*METRICS, "unknown_answers", *COST):
             if name in record:
                 record[name] = float(record[name])
+                if not math.isfinite(record[name]):
+                    raise ValueError(f"{name} is {record[name]}")
         record["seed"] = int(record["seed"])
+        for name in ("row", "pair"):
+            if name not in record:
+                raise ValueError(f"{name} is empty")
+    except KeyError as error:
+        raise UserError(f"{path}: seed is empty, {line_of}") from error
     except ValueError as error:
-        raise UserError(f"{path}: {error}, in the line of {record['row']} {record['pair']}") from error
+        raise UserError(f"{path}: {error}, {line_of}") from error
     return record

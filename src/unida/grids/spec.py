@@ -16,8 +16,9 @@ import yaml
 from unida.data.benchmarks import load_benchmark
 from unida.data.options import default_cache
 from unida.errors import UserError
-from unida.grids.published import spec_text
+from unida.grids.published import load_published, spec_text
 from unida.methods import METHODS
+from unida.support.plainyaml import PlainYaml
 from unida.support.suggest import did_you_mean
 
 # Set by the grid itself, for each run.
@@ -61,7 +62,7 @@ class Grid:
         elif pairs is not None:
             changes["pairs"] = [_known("pair", pair, self.pairs) for pair in _pairs(self.benchmark, pairs)]
         if settings is not None:
-            changes["settings"] = [_known("setting", setting, self.settings) for setting in settings]
+            changes["settings"] = _unique([_known("setting", name, self.settings) for name in settings], "settings")
         if seeds is not None:
             changes["seeds"] = _seeds(list(seeds), "--seeds")
         return dataclasses.replace(self, **changes)
@@ -71,13 +72,17 @@ class Grid:
         return yaml.safe_dump(dataclasses.asdict(self), sort_keys=False, allow_unicode=True)
 
 
-def read_spec(path: Path, root: Path | None = None) -> Grid:
-    """The grid that a YAML file describes. Paths in it are relative to the file."""
+def read_spec(path: Path, root: Path | None = None, check_folders: bool = True) -> Grid:
+    """The grid that a YAML file describes. Paths in it are relative to the file.
+
+    Args:
+        check_folders: refuse folders of images that are not there. A grid that has run can be read without them.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read ({getattr(error, 'strerror', None) or error})") from error
-    return parse_spec(text, str(path), path.parent.absolute(), root)
+    return parse_spec(text, str(path), path.parent.absolute(), root, check_folders=check_folders)
 
 
 def paper_spec(name: str, root: Path | None) -> Grid:
@@ -85,26 +90,41 @@ def paper_spec(name: str, root: Path | None) -> Grid:
     return parse_spec(spec_text(name), f"--paper {name}", Path.cwd(), root, skip_missing=True)
 
 
-def parse_spec(text: str, name: str, folder: Path, root: Path | None = None, skip_missing: bool = False) -> Grid:
+def parse_spec(
+    text: str,
+    name: str,
+    folder: Path,
+    root: Path | None = None,
+    skip_missing: bool = False,
+    check_folders: bool = True,
+) -> Grid:
     """Args:
     name: of the spec, for errors.
     folder: that its paths are relative to.
     root: of the benchmark; wins over the spec's own.
     """
     try:
-        content = yaml.load(text, Loader=_NoTwice)
+        content = yaml.load(text, Loader=PlainYaml)
     except yaml.YAMLError as error:
         raise UserError(f"{name} is not YAML: {' '.join(str(error).split())}") from error
-    return grid_from(content, name, folder, root, skip_missing)
+    return grid_from(content, name, folder, root, skip_missing, check_folders)
 
 
 def grid_from(
-    content: Any, name: str = "spec", folder: Path | None = None, root: Path | None = None, skip_missing: bool = False
+    content: Any,
+    name: str = "spec",
+    folder: Path | None = None,
+    root: Path | None = None,
+    skip_missing: bool = False,
+    check_folders: bool = True,
 ) -> Grid:
     """The grid that plain values describe: those of a YAML file, or of `unida.grid`."""
     folder = folder or Path.cwd()
     try:
-        return _grid(_mapping(content, "a spec"), folder, root, skip_missing)
+        grid = _grid(_mapping(content, "a spec"), folder, root, skip_missing)
+        if check_folders:
+            _refuse_missing_folders(grid)
+        return grid
     except UserError as error:
         raise UserError(f"{name}: {error}") from error
 
@@ -124,6 +144,8 @@ def _grid(content: dict[str, Any], folder: Path, root: Path | None, skip_missing
     if not rows:
         raise UserError("it has no rows: a row is a name and options of unida adapt, as in 'ovanet: {method: ovanet}'")
     _refuse_alike(rows)
+    if content.get("published") not in (None, "auto", "none"):
+        load_published(str(content["published"]))  # refuses a name that does not exist, now and not after all runs
     options = {"cache": str(default_cache().absolute()), **run_options(content.get("options"), "options", folder)}
     plain: dict[str, Any] = {
         "title": str(content.get("title") or ""),
@@ -136,7 +158,7 @@ def _grid(content: dict[str, Any], folder: Path, root: Path | None, skip_missing
     }
     if content.get("folders"):
         for key in ("benchmark", "root", "pairs", "settings"):
-            if content.get(key):
+            if content.get(key) or (key == "root" and root is not None):
                 raise UserError(f"{key} and folders exclude each other: give folders, or a benchmark")
         folders = _mapping(content["folders"], "folders")
         _refuse_alike(folders)
@@ -148,7 +170,9 @@ def _grid(content: dict[str, Any], folder: Path, root: Path | None, skip_missing
     settings = [str(setting) for setting in _list(content.get("settings", ["unida"]), "settings")]
     for setting in settings:
         benchmark.split(setting)
-    where = root.absolute() if root is not None else folder / content["root"] if content.get("root") else None
+    where = root.absolute() if root is not None else None
+    if where is None and content.get("root"):
+        where = _path(content["root"], "root", folder)
     if where is None:
         raise UserError(f"--root DIR is missing: the folder that holds {benchmark.title}")
     return Grid(
@@ -158,6 +182,15 @@ def _grid(content: dict[str, Any], folder: Path, root: Path | None, skip_missing
         pairs=_pairs(benchmark.name, _list(content.get("pairs", every), "pairs")),
         settings=_unique(settings, "settings"),
     )
+
+
+def _refuse_missing_folders(grid: Grid) -> None:
+    for name, both in grid.folders.items():
+        for key in ("source", "target"):
+            if not Path(both[key]).is_dir():
+                raise UserError(f"folders {name!r}: {key} {both[key]} is not a folder")
+    if grid.root is not None and not Path(grid.root).is_dir():
+        raise UserError(f"--root {grid.root} is not a folder: give the one that holds {grid.benchmark}")
 
 
 def load_methods(files: Sequence[str]) -> None:
@@ -180,14 +213,19 @@ def _rows(content: dict[str, Any]) -> dict[str, Any]:
 
 def run_options(given: Any, where: str, folder: Path) -> Options:
     """Options by their Python names: batch-size and spa.preset are read as batch_size and spa_preset."""
-    options = {re.sub("[-.]", "_", str(name)): _number(value) for name, value in _mapping(given or {}, where).items()}
+    options: Options = {}
+    for given_name, value in _mapping(given or {}, where).items():
+        name = re.sub("[-.]", "_", str(given_name))
+        if name in options:
+            raise UserError(f"{where} has {name!r} twice: leave one out")
+        options[name] = _number(value)
     for name in options:
         if name in RESERVED:
             raise UserError(f"{where} has {name!r}, which the grid sets for each run: leave it out")
     for name in PATHS:
         value = options.get(name)
         if isinstance(value, str | os.PathLike) and (name == "cache" or (folder / value).exists()):
-            options[name] = str(folder / value)
+            options[name] = str(folder / Path(value).expanduser())
     return options
 
 
@@ -205,10 +243,14 @@ def _two_folders(name: Any, given: Any, folder: Path) -> Options:
     for key in ("source", "target"):
         if key not in both:
             raise UserError(f"folders {name!r} has no {key}: give two folders of images")
-        if not (folder / both[key]).is_dir():
-            raise UserError(f"folders {name!r}: {key} {folder / both[key]} is not a folder")
-    paths = {key: str(folder / both[key]) for key in ("source", "target")}
-    return {**paths, "target_labels": both.get("target_labels", False)}
+    paths = {key: _path(both[key], f"folders {name!r}: {key}", folder) for key in ("source", "target")}
+    return {**{key: str(path) for key, path in paths.items()}, "target_labels": both.get("target_labels", False)}
+
+
+def _path(value: Any, what: str, folder: Path) -> Path:
+    if not isinstance(value, str | os.PathLike):
+        raise UserError(f"{what} is {value!r}: it must be a path")
+    return folder / Path(value).expanduser()
 
 
 def _pairs(benchmark: str | None, pairs: Sequence[Any]) -> list[str]:
@@ -264,18 +306,3 @@ def _unique(values: list[Any], what: str) -> list[Any]:
         if values.count(value) > 1:
             raise UserError(f"{what} has {value!r} twice: leave one out")
     return values
-
-
-class _NoTwice(yaml.SafeLoader):
-    """YAML in which one name may not stand twice: the first of two rows would be lost in silence."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key, _ in node.value:
-            name = self.construct_object(key, deep=True)
-            if isinstance(name, str) and name in seen:
-                line = key.start_mark.line + 1
-                raise yaml.YAMLError(f"{name!r} stands there twice, the second time in line {line}: rename one of them")
-            if isinstance(name, str):
-                seen.add(name)
-        return super().construct_mapping(node, deep)

@@ -1,17 +1,21 @@
 """`unida grid` and `unida.grid`: check everything, tell the plan, then run it."""
 
 import dataclasses
+import shlex
 from collections.abc import Callable, Mapping, Sized
 from pathlib import Path
 from typing import Any
 
+from unida.errors import UserError
 from unida.grids.driver import explaining_disk, run_grid
 from unida.grids.engine import Engine
-from unida.grids.folder import LOGS, claimed, refuse_out
+from unida.grids.folder import LOGS, SPEC, claimed, refuse_out, saved_grid
 from unida.grids.options import GridOptions
 from unida.grids.plan import Task, check_plan, plan
-from unida.grids.results import Record, collect
+from unida.grids.results import Record, collect, forget_failure, note_failure
 from unida.grids.spec import Grid, grid_from, paper_spec, read_spec, run_options
+from unida.grids.worker import Outcome, carry_out
+from unida.support.suggest import did_you_mean
 
 Show = Callable[[str], None]
 
@@ -32,18 +36,21 @@ def read_grid(options: GridOptions, content: Mapping[str, Any] | None = None) ->
     overrides = run_options(options.overrides(), "--set", Path.cwd())
     grid = dataclasses.replace(grid, options={**grid.options, **overrides})
     part = grid.chosen(options.rows, options.pairs, options.settings, options.seeds)
-    seeds = [*grid.seeds, *(seed for seed in part.seeds if seed not in grid.seeds)]
+    assert options.out is not None  # or check() would have raised
+    before = saved_grid(options.out).seeds if (options.out / SPEC).exists() else []
+    seeds = list(dict.fromkeys([*grid.seeds, *before, *part.seeds]))  # what was run with other seeds stays in the table
     return dataclasses.replace(grid, seeds=seeds), part
 
 
 def start_grid(options: GridOptions, show: Show, content: Mapping[str, Any] | None = None) -> list[Record]:
     """Run what is missing of a grid. Everything that can be checked is checked before the first run."""
-    assert options.out is not None  # or check() would have raised
+    assert options.out is not None  # as above
     out = options.out
     grid, part = read_grid(options, content)
     tasks = plan(part, out)
     refuse_out(out, grid)
-    check_plan(tasks)
+    chosen = {task.name for task in tasks}
+    check_plan([task for task in plan(grid, out) if task.name in chosen or task.folder.exists()])
     for line in plan_lines(grid, part, tasks):
         show(line)
     if options.dry_run:
@@ -67,7 +74,7 @@ def _estimate(options: GridOptions, tasks: list[Task], out: Path, workers: int, 
         return {}
     from unida.grids.estimate import estimate
 
-    measured = estimate(todo, collect(tasks, out), show)
+    measured = estimate(todo, collect(tasks, out), options.cpus_per_run, show)
     show(measured.line(todo, workers))
     return measured.of_row
 
@@ -99,13 +106,14 @@ def _engine(options: GridOptions, grid: Grid, out: Path, runs: int) -> Engine:
     if options.engine == "ray":
         from unida.grids.onray import RayEngine
 
-        gpus = options.gpus_per_run or 0
-        return RayEngine(logs, grid.methods, options.cpus_per_run, gpus, options.attempts, options.workers)
+        return RayEngine(
+            logs, grid.methods, options.cpus_per_run, options.gpus_per_run, options.attempts, options.workers
+        )
     from unida.grids.local import LocalEngine
 
-    devices = _devices(options)
     workers = min(_workers(options), max(1, runs))
-    return LocalEngine(workers, logs, grid.methods, options.cpus_per_run, devices, options.attempts)
+    gpus = options.gpus_per_run if options.gpus_per_run is not None else 1.0
+    return LocalEngine(workers, logs, grid.methods, options.cpus_per_run, _devices(options), gpus, options.attempts)
 
 
 def _devices(options: GridOptions) -> int:
@@ -119,7 +127,7 @@ def _devices(options: GridOptions) -> int:
 def _workers(options: GridOptions) -> int:
     from unida.grids.local import default_workers
 
-    return options.workers or default_workers(options.cpus_per_run, _devices(options))
+    return options.workers or default_workers(options.cpus_per_run, _devices(options), options.gpus_per_run or 1.0)
 
 
 def _write_script(options: GridOptions, grid: Grid, tasks: list[Task], out: Path, show: Show) -> list[Record]:
@@ -127,8 +135,22 @@ def _write_script(options: GridOptions, grid: Grid, tasks: list[Task], out: Path
 
     todo = [task for task in tasks if not task.is_finished]
     if todo:
-        script = write_script(todo, out, options.cpus_per_run, options.gpus_per_run or 0)
+        script = shlex.quote(str(write_script(todo, out, options.cpus_per_run, options.gpus_per_run or 0)))
         show(f"wrote {script}: hand it in with `sbatch {script}`, then draw the table with `unida table {out}`")
     else:
         show("all runs are finished: there is nothing to hand in")
     return list(collect(plan(grid, out), out).values())
+
+
+def run_task(out: Path, name: str) -> Outcome:
+    """One run of a grid, by the name of its folder, in this process: what a job of a SLURM array does."""
+    grid = saved_grid(out)
+    tasks = {task.name: task for task in plan(grid, out)}
+    if name not in tasks:
+        raise UserError(f"the grid in {out} has no run {name!r}{did_you_mean(name, tasks)}")
+    outcome = carry_out(tasks[name], None, grid.methods)
+    if outcome.status == "done":
+        forget_failure(tasks[name], out)
+    elif outcome.status == "failed":
+        note_failure(tasks[name], out, outcome.reason)
+    return outcome

@@ -4,7 +4,7 @@ import json
 import time
 from pathlib import Path
 
-from unida.grids.folder import is_alive, read_status, saved_grid
+from unida.grids.folder import is_claimed, read_status, saved_grid
 from unida.grids.plan import plan
 from unida.grids.results import collect
 from unida.support.progress import duration
@@ -21,11 +21,9 @@ def status_lines(out: Path) -> list[str]:
     driver = status.get("driver")
     if done == len(tasks):
         return [*lines, f"finished; draw the table with: unida table {out}"]
-    if not driver or not is_alive(driver):
-        return [*lines, "nobody is working there: give the command again to go on"]
-    if not status["running"] and status["done"] + status["failed"] >= status["runs"]:
-        return [*lines, "the last call has ended: give the command again to go on"]
-    lines += [f"  running: {_running(run)}" for run in status["running"]]
+    if not driver or not is_claimed(out):
+        return [*lines, f"nobody is working there: give the command again for the other {len(tasks) - done}"]
+    lines += [f"  running: {_running(run)}" for run in status.get("running", [])]
     left = status.get("seconds_left")
     ago = duration(max(0.0, time.time() - status["time"]))
     lines.append(f"process {driver['process']} on {driver['host']} works there; it wrote this {ago} ago")

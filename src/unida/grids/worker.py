@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TextIO
@@ -36,13 +36,13 @@ class Outcome:
     seconds: float = 0.0
 
 
-def carry_out(task: Task, log: Path, methods: Sequence[str] = ()) -> Outcome:
-    """The run, or the rest of it. What it prints goes to the file `log`; nothing is raised."""
+def carry_out(task: Task, log: Path | None, methods: Sequence[str] = ()) -> Outcome:
+    """The run, or the rest of it. What it prints goes to the file `log`, if there is one; nothing is raised."""
     started = time.monotonic()
     status: Literal["done", "failed", "stopped", "disk full"] = "done"
     reason = ""
     try:
-        with output_to(log):
+        with output_to(log) if log is not None else nullcontext():
             status, reason = _attempt(task, methods)
     except OSError as error:  # of the log
         status, reason = "disk full" if _is_disk_full(error) else "failed", f"{log}: {error.strerror or error}"
@@ -72,6 +72,8 @@ def _is_disk_full(error: BaseException | None) -> bool:
     """Whether this error, or one that led to it, says that no space is left."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in DISK_FULL:
+            return True
+        if any(f"os error {number}" in str(error) for number in DISK_FULL):  # as safetensors says it
             return True
         error = error.__cause__ or error.__context__
     return False

@@ -53,12 +53,29 @@ class Frame(nn.Module):
     @torch.no_grad()
     def measure(self, source: Tensor, target: Tensor) -> None:
         """Set the means from features (N, d) of each domain."""
+        self.measure_source(source)
+        self.measure_target(target)
+
+    @torch.no_grad()
+    def measure_source(self, features: Tensor) -> None:
+        """Set the source's mean from its features (N, d). Until the target is measured, it is the target's mean too."""
         if self.is_on:
-            own, other = (F.normalize(features.float(), dim=1).mean(dim=0) for features in (source, target))
-            self.source_mean.copy_(own)
-            self.target_mean.copy_((len(target) * other + PRIOR_IMAGES * own) / (len(target) + PRIOR_IMAGES))
+            self.source_mean.copy_(_mean_direction(features))
+            self.target_mean.copy_(self.source_mean)
+
+    @torch.no_grad()
+    def measure_target(self, features: Tensor) -> None:
+        """Set the target's mean from its features (N, d) and the source's mean: no image of the source is needed."""
+        if self.is_on:
+            count = len(features)
+            weighted = count * _mean_direction(features) + PRIOR_IMAGES * self.source_mean
+            self.target_mean.copy_(weighted / (count + PRIOR_IMAGES))
+
+
+def _mean_direction(features: Tensor) -> Tensor:
+    return F.normalize(features.float(), dim=1).mean(dim=0)
 
 
 def needs_frame(features: Tensor) -> bool:
     """Whether the mean of features (N, d) is too short to serve heads as a bias."""
-    return float(F.normalize(features.float(), dim=1).mean(dim=0).norm()) < LEAST_MEAN
+    return float(_mean_direction(features).norm()) < LEAST_MEAN

@@ -40,12 +40,29 @@ class ImageRecipe(Recipe, Protocol):
 
 
 @runtime_checkable
+class WaysRecipe(ImageRecipe, Protocol):
+    """An image recipe with few ways to make an image, such as four rotations. A choice is the number of a way.
+
+    If the backbone is frozen, each way is kept by itself, and a step draws one of them for each image. Views of a plain
+    image recipe are drawn once: with few views, an image would be seen in few of the ways.
+    """
+
+    @property
+    def ways(self) -> "tuple[ImageRecipe | None, ...]":
+        """Each as a recipe without draws of its own; None leaves the image as it is."""
+
+
+@runtime_checkable
 class SetRecipe(Recipe, Protocol):
     """Makes images from several images of a domain: mosaics, splices."""
 
     @property
     def pool(self) -> int:
         """How many of each domain are made and kept if the backbone is frozen."""
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """The domains of whose images they are made, "source" or "target": the others need no pool."""
 
     def make_of_several(self, images: Tensor, of: np.ndarray, draw: np.random.Generator, count: int) -> Made:
         """New images.

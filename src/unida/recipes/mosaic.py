@@ -41,6 +41,7 @@ class Mosaic:
     smallest: float = 0.5
     pool: int = 1024
     name: ClassVar[str] = "mosaics"
+    domains: ClassVar[tuple[str, ...]] = ("source", "target")
 
     @property
     def key(self) -> str:

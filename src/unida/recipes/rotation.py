@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unida.recipes.base import ImageRecipe
+
 
 @dataclass(frozen=True)
 class Rotation:
@@ -32,3 +34,16 @@ class Rotation:
             which = torch.from_numpy(np.flatnonzero(choices == quarters)).to(images.device)
             turned[which] = images[which].rot90(quarters, dims=(2, 3))
         return turned, torch.from_numpy(choices).to(images.device, non_blocking=True)
+
+
+@dataclass(frozen=True)
+class AnyRotation(Rotation):
+    """One of four rotations for each image, drawn anew in every step, also where features are kept (`WaysRecipe`)."""
+
+    @property
+    def key(self) -> str:
+        return "any rotation"
+
+    @property
+    def ways(self) -> tuple[ImageRecipe | None, ...]:
+        return None, Rotation(1), Rotation(2), Rotation(3)

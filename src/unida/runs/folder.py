@@ -81,12 +81,16 @@ def refuse_folder(config: Config) -> None:
         _find(config)
 
 
-def refuse_changes(config: Config) -> None:
-    """As `refuse_folder`; also refuse options that differ from those of the run that is to be resumed."""
+def refuse_changes(config: Config, of_places: bool = True) -> None:
+    """As `refuse_folder`; also refuse options that differ from those of the run that is to be resumed.
+
+    Args:
+        of_places: also refuse data and weights that lie elsewhere.
+    """
     with _telling_of_disk(config.output.out):
         found = _find(config)
         if found is not None:
-            _resumed(config, found[1])
+            _resumed(config, found[1], () if of_places else ("source", "target", "root", "weights"))
 
 
 def claim_folder(config: Config, has_gpu: bool) -> Claim:
@@ -184,14 +188,15 @@ def _remove_empty(folders: Iterable[Path]) -> None:
             folder.rmdir()
 
 
-def _resumed(asked: Config, saved: Config) -> Config:
+def _resumed(asked: Config, saved: Config, free_too: Iterable[str] = ()) -> Config:
     """The saved config, with the options of machine and answers as given now. If others differ, it is another run."""
     machine = ("accelerator", "devices", "num_nodes")
     saved = complete(saved, has_gpu=False)  # an option that is newer than the run is not in its file
     before, now = flat_options(saved), flat_options(complete(asked, has_gpu=False))
-    # A run with a tap `auto` has chosen it already: given `auto` again, it keeps its choice.
-    chosen = [name for name in ("tap", "spa_tap") if now[name] == AUTO and before.get(name) is not None]
-    free = {*machine, *chosen, *vars(saved.answering), "out", "resume", "cache"}
+    # What was left open is chosen by now, by the machine or by a measure: left open again, it keeps its choice.
+    open_now = flat_options(asked)
+    chosen = [name for name, value in open_now.items() if value in (None, AUTO) and before.get(name) is not None]
+    free = {*machine, *chosen, *vars(saved.answering), "out", "resume", "cache", *free_too}
     changed = (name for name in now if name not in free and now[name] != before.get(name))
     for name in sorted(changed, key=lambda name: name != "method"):  # another method brings other options
         raise UserError(

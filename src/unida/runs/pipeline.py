@@ -53,6 +53,10 @@ class Domains:
     target: Target
     truth: Truth | None = None  # for evaluation; never handed to a method
 
+    @property
+    def pixels(self) -> dict[str, Pixels]:
+        return {"source": self.source.pixels, "target": self.target.pixels}
+
 
 def execute(config: Config) -> Path:
     """Carry out a run, or the rest of one that was interrupted."""
@@ -210,8 +214,7 @@ def open_inputs(
     visible = visible and fabric.is_global_zero
     jobs = inputs.jobs(method.recipes, views_needed(phases, domains, config))
     main_process_first(fabric, lambda: inputs.prepare(jobs, visible))
-    both = (domains.source.pixels, domains.target.pixels)
-    main_process_first(fabric, lambda: inputs.prepare_pools(method.recipes, both, visible))
+    main_process_first(fabric, lambda: inputs.prepare_pools(method.recipes, domains.pixels, visible))
     backbone.starts_at_tap = True
     return inputs
 

@@ -7,7 +7,7 @@ in the cache, so their cost is not lost.
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -54,7 +54,8 @@ def rehearse(fabric: Fabric, method: Method, domains: Domains, config: Config) -
     phases = method.phases()
     missing, kept, per_view = 0, 0, 0.0
     size = min(config.training.batch_size, 64)
-    sample_of = {id(d.pixels): _sample(d.pixels, size) for d in (domains.source, domains.target)}
+    samples = {domain: _sample(pixels, size) for domain, pixels in domains.pixels.items()}
+    sample_of = {id(pixels): samples[domain] for domain, pixels in domains.pixels.items()}
     backbone = method.backbone
     inputs: Inputs = PixelInputs(config.data.crop, backbone.mean, backbone.std, fabric.device)
     if backbone.frozen_at is not None:
@@ -64,10 +65,10 @@ def rehearse(fabric: Fabric, method: Method, domains: Domains, config: Config) -
         full = _open_features(fabric, method, config, stem, views)
         missing = full.count_missing(full.jobs(method.recipes, views_needed(phases, domains, config)))
         missing += _views_drawn(full, phases, domains, config)
-        missing += full.count_missing_in_pools(method.recipes, (domains.source.pixels, domains.target.pixels))
+        missing += full.count_missing_in_pools(method.recipes, domains.pixels)
         kept = missing * 2 * int(np.prod(full.stem.shape))
         per_view = full.seconds_per_view(domains.target.pixels, np.arange(len(domains.target.pixels)))
-        inputs = _prepare_sample(fabric, method, config, stem, list(sample_of.values()))
+        inputs = _prepare_sample(fabric, method, config, stem, samples)
     inputs = _SampledInputs(inputs, sample_of)
     stream = _RehearsalStream(domains.source, domains.target, inputs, config, fabric, method.recipes)
     with _quietly():
@@ -156,12 +157,16 @@ def _open_features(fabric: Fabric, method: Method, config: Config, stem: Stem, v
     return FeatureInputs(preprocess, stem, views, data.cache)
 
 
-def _prepare_sample(fabric: Fabric, method: Method, config: Config, stem: Stem, samples: list[Pixels]) -> FeatureInputs:
+def _prepare_sample(
+    fabric: Fabric, method: Method, config: Config, stem: Stem, samples: Mapping[str, Pixels]
+) -> FeatureInputs:
     """One training view and the test view of the sample's images; the smallest pool for recipes of several images."""
     inputs = _open_features(fabric, method, config, stem, views=1)
     recipes = {name: _with_small_pool(recipe) for name, recipe in method.recipes.items()}
     with _quietly():
-        inputs.prepare(inputs.jobs(recipes, [(pixels, inputs.every_view) for pixels in samples]), visible=False)
+        inputs.prepare(
+            inputs.jobs(recipes, [(pixels, inputs.every_view) for pixels in samples.values()]), visible=False
+        )
         inputs.prepare_pools(recipes, samples, visible=False)
     method.backbone.starts_at_tap = True
     return inputs

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Iterable, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -107,7 +108,7 @@ def write_metrics(
         compared: the metrics of images that answer alone and together, by threshold.
         rule: how the run's answers were given.
     """
-    content: dict[str, Any] = {"cost": dict(facts)}
+    content: dict[str, Any] = {"version": version("unida"), "cost": dict(facts)}
     if rule is not None:
         content["answering"] = rule.plain()
     for name, rules in compared.items():

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import gc
 import resource
 import sys
 from pathlib import Path
@@ -36,6 +37,15 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 def forget_peak_memory() -> None:
-    """Measure the peak from here on: a process may carry out several runs. Linux only; elsewhere it stays."""
+    """Free what an earlier run left, and measure the peak from here on. On a CPU: Linux only; elsewhere it stays."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    if not sys.platform.startswith("linux"):
+        return
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:  # musl has none
+        trim(0)
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")

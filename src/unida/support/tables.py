@@ -7,5 +7,6 @@ from unida.errors import printable
 
 def markdown(heading: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     """A table in Markdown. Names of files and classes may stand in it: no character of theirs can break it."""
-    drawn = ["| " + " | ".join(printable(cell).replace("|", r"\|") for cell in cells) + " |" for cells in lines]
-    return "\n".join(["| " + " | ".join(heading) + " |", "|---" * len(heading) + "|", *drawn])
+    escaped = [[printable(cell).replace("|", r"\|") for cell in cells] for cells in (heading, *lines)]
+    first, *drawn = ["| " + " | ".join(cells) + " |" for cells in escaped]
+    return "\n".join([first, "|---" * len(heading) + "|", *drawn])
