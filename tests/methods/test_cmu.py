@@ -254,6 +254,15 @@ def test_afterwards_an_image_is_judged_alone(method: CMU, batches: Batches) -> N
     assert method.score(features).unknown.isfinite().all()
 
 
+def test_a_model_that_only_answers_has_the_bounds(method: CMU, batches: Batches) -> None:
+    look(method, batches, 70)
+    kept = {name: value for name, value in method.state_dict().items() if not name.startswith(method.run_only)}
+    fresh: CMU = made_up(method.backbone).eval()
+    fresh.load_state_dict(kept, strict=False)
+    features = method.features(batches[1].images)
+    assert torch.equal(fresh.score(features).unknown, method.score(features).unknown)
+
+
 def test_defaults_are_those_of_the_later_code_for_office31(method: CMU) -> None:
     assert dataclasses.asdict(CMUOptions()) == {
         "bottleneck": 256,
