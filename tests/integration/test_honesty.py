@@ -57,7 +57,7 @@ from unida.training.batches import AllImages, BatchStream
 
 BEFORE_EVALUATION = ("answering", "clustering", "data", "features", "losses", "methods", "models", "pretext")
 BEFORE_EVALUATION += ("recipes", "support", "training")
-KNOW_THE_TRUTH = ("analysis", "cli", "evaluation", "runs")  # or some of their modules do
+KNOW_THE_TRUTH = ("analysis", "cli", "evaluation", "grids", "runs")  # or some of their modules do
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,7 @@ def turn_of(method: Method, name: str = "goal", phase: int = 0) -> Turn:
 
 def losses_of(method: Method, batches: Batches, turn: str = "goal", step: int = 0) -> Losses:
     """Of a turn of the first phase, by the name that distributed wrappers call."""
-    losses: Losses = method(turn_of(method, turn).losses, *batches, step)
+    losses: Losses = method(turn_of(method, turn).losses, *with_wanted(method, batches, step), step)
     return losses
 
 
@@ -55,6 +55,7 @@ class Looking:
     def __init__(self, method: Method, batches: Batches) -> None:
         self.method, self.of = method, dict(zip(("source", "target"), batches, strict=True))
         self.source_labels = batches[0].labels
+        self.recipes: set[str] = set()  # that were asked for
 
     def __call__(
         self,
@@ -65,6 +66,7 @@ class Looking:
     ) -> Tensor:
         images = self.of[domain].images[:limit]
         if recipe is not None:
+            self.recipes.add(recipe)
             images = make(self.method, recipe, images, np.arange(len(images)), number=0).images
         return (compute or self.method.features)(images)
 
@@ -103,10 +105,10 @@ def take_round(method: Method, batches: Batches, step: int) -> None:
 
 
 def with_wanted(method: Method, batches: Batches, step: int) -> Batches:
-    """The batches with what the method wants beside them in a step."""
+    """The batches with what the method wants beside them in a step. What they hold already stays."""
     of: dict[str, SourceBatch | TargetBatch] = dict(zip(("source", "target"), batches, strict=True))
-    extra: dict[str, dict[str, Made]] = {"source": {}, "target": {}}
-    for want in method.wants(step):
+    extra: dict[str, dict[str, Made]] = {"source": dict(batches[0].extra), "target": dict(batches[1].extra)}
+    for want in (want for want in method.wants(step) if want.name not in extra[want.domain]):
         index = np.arange(len(of[want.domain].images)) if want.indices is None else want.indices
         images = of[want.domain].images[torch.from_numpy(index)]
         if want.recipe is not None:
@@ -134,7 +136,7 @@ def take_steps(
     optimisers = {turn.name: build_optimiser(turn, COMPLETE) for turn in taken}
     by_step = []
     for step in range(steps):
-        given = batches(step) if callable(batches) else batches
+        given = with_wanted(method, batches(step) if callable(batches) else batches, step)
         losses: Losses = {}
         for turn in (turn for turn in taken if turn.due is None or turn.due(step)):
             of_turn = method(turn.losses, *given, step)

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import numpy as np
 import pytest
 import torch
-from few_steps import Batches, decided, phases_of, prepare, take_round, take_steps, total, with_wanted
+from few_steps import Batches, Looking, decided, phases_of, prepare, take_round, take_steps, total, with_wanted
 from torch import Tensor
 
 from unida.answering.alone import Answering
@@ -198,7 +198,7 @@ def test_groups_hold_parameters_once_and_together_all_that_can_learn(
 
 @with_words_too
 def test_wants_depend_on_the_step_alone_and_name_its_recipes(name: str, options: Any, spa: SPAOptions | None) -> None:
-    method, _ = started(name, options, spa)
+    method, batches = started(name, options, spa)
 
     def plain(want: Want) -> tuple[Any, ...]:
         return want.name, want.domain, want.recipe, None if want.indices is None else want.indices.tolist()
@@ -210,10 +210,20 @@ def test_wants_depend_on_the_step_alone_and_name_its_recipes(name: str, options:
         assert want.recipe is None or want.recipe in method.recipes
         assert want.indices is not None or want.recipe is not None
         assert want.indices is None or (np.isin(want.indices, np.arange(IMAGES)).all() and want.indices.ndim == 1)
-    assert {want.recipe for want in wants} >= set(method.recipes)  # no recipe that nothing uses
+    assert {want.recipe for want in wants} | swept_recipes(method, batches) >= set(method.recipes)  # none is idle
     for of_step in forward.values():
         places = [(want_name, domain) for want_name, domain, *_ in of_step]
         assert len(places) == len(set(places))
+
+
+def swept_recipes(method: Method, batches: Batches) -> set[str]:
+    """Those that the starts of its phases sweep with."""
+    sweep = Looking(method.eval(), batches)
+    with torch.no_grad():
+        for phase in phases_of(method):
+            if phase.start is not None:
+                phase.start(sweep)
+    return sweep.recipes
 
 
 # ---- a step ----------------------------------------------------------------------------------------------------------

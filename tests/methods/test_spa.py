@@ -34,7 +34,7 @@ def batches() -> Batches:
 
 
 def turns_of(method: SPA) -> list[str]:
-    (phase,) = phases_of(method)
+    phase = phases_of(method)[0]
     return [turn.name for turn in phase.turns]
 
 
@@ -85,8 +85,9 @@ def test_a_turns_groups_hold_what_it_updates_once(name: str, updates: str, learn
         assert set(old) == {names[id(p)] for p in method.backbone.parameters() if p.requires_grad}
         found[turn.name] = set(new)
     V, f_n = "method.backbone.vocabulary.prototypes", {"task.head.weight", "task.head.bias"}
-    f_g = {n for n in names.values() if n.startswith("method.") and not n.startswith("method.backbone.")}
-    assert f_g
+    of_method = (group for turn in method.method.phases()[0].turns for group in turn.groups if not group.pretrained)
+    f_g = {names[id(p)] for group in of_method for p in group.parameters}
+    assert f_g and not any(n.startswith("method.backbone.") for n in f_g)
     goal = f_g | ({V} if goal_words == "on" else set())
     pretext = f_n | ({V} if learn == "on" else set())
     assert found == ({"goal": goal, "pretext": pretext} if updates == "turns" else {"goal": goal | pretext})
