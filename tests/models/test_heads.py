@@ -1,8 +1,11 @@
-"""The heads: where their outputs lie, and what normalising their rows changes."""
+"""The heads: where their outputs lie, what normalising their rows changes, and how an ensemble is drawn."""
 
+import math
+
+import pytest
 import torch
 
-from unida.models.heads import CosineClassifier, OneVsAllHead
+from unida.models.heads import CosineClassifier, EnsembleHead, OneVsAllHead
 
 FEATURES, CLASSES = 6, 4
 
@@ -82,3 +85,19 @@ def test_cosines_are_not_rounded_under_autocast_and_zeros_give_zeros() -> None:
         found = head(features)
     assert torch.equal(found, head(features))
     assert not head(torch.zeros(2, FEATURES)).any()
+
+
+def test_heads_of_an_ensemble_are_drawn_in_five_ways() -> None:
+    torch.manual_seed(0)
+    heads = EnsembleHead(256, 20)
+    bounds = {1: math.sqrt(2) * math.sqrt(6 / 276), 3: math.sqrt(6 / 256)}  # uniform: Xavier with ReLU's gain, Kaiming
+    for number, bound in bounds.items():
+        assert 0.98 * bound < heads[number].weight.abs().max() <= bound  # type: ignore[operator, union-attr]
+    deviations = {2: math.sqrt(2 / 276), 4: math.sqrt(2 / 256)}  # normal: Xavier, Kaiming
+    for number, deviation in deviations.items():
+        assert heads[number].weight.std().item() == pytest.approx(deviation, rel=0.05)  # type: ignore[operator, union-attr]
+    assert 0.98 / 16 < heads[0].weight.abs().max() <= 1 / 16  # type: ignore[operator, union-attr]
+    features = torch.randn(3, 256)
+    logits = heads(features)
+    assert logits.shape == (5, 3, 20)
+    assert all(torch.equal(logits[k], head(features)) for k, head in enumerate(heads))

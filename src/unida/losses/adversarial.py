@@ -34,6 +34,17 @@ def reversal_ramp(progress: float, steepness: float = 10.0) -> float:
     return 2 / (1 + math.exp(-steepness * progress)) - 1
 
 
+def ramp_by_calls(step: int, steps: int, published_steps: int) -> tuple[float, float]:
+    """The reversal's coefficients in a step, of the source and of the target, as UAN's family has them.
+
+    Their released codes count calls of the discriminator, on a scale of 10,000: at step t, the source's is call 2t and
+    the target's 2t + 1. There is no cap. Here the ramp is stretched from the published number of steps to the run's.
+    """
+    calls = (2 * step, 2 * step + 1)
+    source, target = (reversal_ramp(call * published_steps / steps / 10_000) for call in calls)
+    return source, target
+
+
 def domain_loss(
     source_logits: Tensor,
     target_logits: Tensor,

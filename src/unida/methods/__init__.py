@@ -1,14 +1,19 @@
 """The methods, by the name that `--method` takes. To add one: write its files, and list its card here."""
 
 from unida.methods.card import Card
+from unida.methods.cmu_options import CARD as CMU
 from unida.methods.dance_options import CARD as DANCE
 from unida.methods.dcc_options import CARD as DCC
+from unida.methods.iuan_options import CARD as IUAN
 from unida.methods.ovanet_options import CARD as OVANET
 from unida.methods.ros_options import CARD as ROS
 from unida.methods.source_only_options import CARD as SOURCE_ONLY
+from unida.methods.uan_options import CARD as UAN
 from unida.methods.usfda_options import CARD as USFDA
 from unida.methods.zhu_options import CARD as ZHU
 
-METHODS: dict[str, Card] = {card.name: card for card in (SOURCE_ONLY, OVANET, DCC, DANCE, ROS, USFDA, ZHU)}
+# In the order of the SPA paper's table, after the baseline.
+_CARDS = (SOURCE_ONLY, UAN, CMU, IUAN, ROS, DANCE, USFDA, ZHU, OVANET, DCC)
+METHODS: dict[str, Card] = {card.name: card for card in _CARDS}
 
 __all__ = ["METHODS", "Card"]

@@ -4,19 +4,19 @@ from torch import Tensor, nn
 
 
 class Discriminator(nn.Module):
-    """d → 1024 → 1024 → 1, ReLU and dropout ½ between (UAN, CMU, I-UAN: released codes)."""
+    """d → 1024 → 1024 → 1, ReLU and dropout ½ between (UAN, CMU, I-UAN: released codes).
 
-    def __init__(self, num_features: int, hidden: int = 1024, dropout: float = 0.5) -> None:
+    Args:
+        normalise: BatchNorm before each ReLU, and no dropout (TLlib: DANN, and CMU's later code).
+    """
+
+    def __init__(self, num_features: int, hidden: int = 1024, dropout: float = 0.5, normalise: bool = False) -> None:
         super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(num_features, hidden),
-            nn.ReLU(),
-            nn.Dropout(dropout),
-            nn.Linear(hidden, hidden),
-            nn.ReLU(),
-            nn.Dropout(dropout),
-            nn.Linear(hidden, 1),
-        )
+        layers: list[nn.Module] = []
+        for inputs in (num_features, hidden):
+            layers.append(nn.Linear(inputs, hidden))
+            layers += [nn.BatchNorm1d(hidden), nn.ReLU()] if normalise else [nn.ReLU(), nn.Dropout(dropout)]
+        self.layers = nn.Sequential(*layers, nn.Linear(hidden, 1))
 
     def forward(self, features: Tensor) -> Tensor:
         """(B, d) → (B,) logits in float32; high for the source."""

@@ -8,6 +8,22 @@ from unida.losses.one_vs_all import one_vs_all_entropy, one_vs_all_loss, split_o
 from unida.models.solve import minimise
 
 
+class EnsembleHead(nn.ModuleList):
+    """Five linear classifiers on one feature, each drawn in another way, so that they differ (CMU's released codes)."""
+
+    def __init__(self, num_features: int, num_classes: int) -> None:
+        heads = [nn.Linear(num_features, num_classes) for _ in range(5)]  # the first stays as torch draws it
+        nn.init.xavier_uniform_(heads[1].weight, gain=nn.init.calculate_gain("relu"))
+        nn.init.xavier_normal_(heads[2].weight)
+        nn.init.kaiming_uniform_(heads[3].weight, nonlinearity="relu")
+        nn.init.kaiming_normal_(heads[4].weight)
+        super().__init__(heads)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(B, d) → (5, B, C) logits in float32."""
+        return torch.stack([head(features) for head in self]).float()
+
+
 class UnitRows(nn.Linear):
     """A linear layer without a bias, whose rows a method rescales to unit length when a step starts."""
 

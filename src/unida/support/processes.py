@@ -117,3 +117,20 @@ def _parts(values: Tensor) -> list[Tensor]:
     parts = [torch.empty_like(padded) for _ in range(processes)]
     torch.distributed.all_gather(parts, padded)
     return [part[: int(n)] for part, n in zip(parts, counts, strict=True)]
+
+
+def of_whole_batch(compute: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
+    """`compute` on the values of all processes' images; this process's rows of the result. No gradient flows back.
+
+    For weights that depend on the batch, such as a minimum over it: each process sees only its share, and all shares
+    have one size.
+
+    Args:
+        compute: (B_all, …) → (B_all, …), a row for each image.
+        values: (B, …) of this process.
+    """
+    whole = compute(gather(values))
+    if len(whole) == len(values):
+        return whole
+    first = torch.distributed.get_rank() * len(values)
+    return whole[first : first + len(values)]

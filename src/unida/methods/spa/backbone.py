@@ -32,6 +32,7 @@ class WordBackbone(nn.Module):
     def __init__(self, backbone: Backbone, options: SPAOptions) -> None:
         super().__init__()
         self.backbone, self.options = backbone, options
+        self.mean, self.std = backbone.mean, backbone.std
         self.tap = options.spa_tap or backbone.taps[-1]
         _refuse_frozen_tap(backbone, self.tap)
         channels = backbone.channels(self.tap)
