@@ -1,4 +1,4 @@
-"""What the memory of a run is made of: part by part, and with three and ten times as many images.
+"""What the memory of a run is made of: part by part, and with three times as many images.
 
 # how to run
     python benchmarks/memory.py
@@ -17,7 +17,7 @@ import threading
 from collections import defaultdict
 from pathlib import Path
 
-SIZES = {"1×": 20, "3×": 60, "10×": 200}  # pictures of a class
+SIZES = {"1×": 20, "3×": 60}  # pictures of a class
 PARTS = {  # function on the main thread's stack → part of the run; the first that is found counts
     "score_pixels": "answering",
     "TargetAnswers": "answering",
@@ -28,7 +28,7 @@ PARTS = {  # function on the main thread's stack → part of the run; the first 
     "build_for_run": "network",
     "_open_all": "decoding",
 }
-ORDER = ("libraries", "decoding", "network", "features", "training", "answering")
+ORDER = ("decoding", "network", "features", "training", "answering")
 
 
 class Sampler:
@@ -65,7 +65,7 @@ class Sampler:
             if "unida" in frame.f_code.co_filename:
                 names.append(frame.f_code.co_name)
             frame = frame.f_back
-        return next((part for function, part in PARTS.items() if function in names), "libraries")
+        return next((part for function, part in PARTS.items() if function in names), "other")
 
 
 def one(work: Path, per_class: int, train: str, backbone: str, engine: str) -> dict[str, object]:
