@@ -5,6 +5,7 @@ import dataclasses
 import json
 import logging
 import os
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,7 @@ def test_metrics_json_of_a_labelled_target(tmp_path: Path, result: OpenSetResult
 
 def test_metrics_json_of_an_unlabelled_target_holds_no_metric(tmp_path: Path) -> None:
     write_metrics(tmp_path, None, COST, made_up())
-    assert json.loads((tmp_path / "metrics.json").read_text()) == {"cost": COST}
+    assert json.loads((tmp_path / "metrics.json").read_text()) == {"version": version("unida"), "cost": COST}
 
 
 def test_metrics_json_says_how_images_were_answered_and_compares_the_ways(
