@@ -251,7 +251,7 @@ def test_unlabelled_target_gets_answers_and_no_metrics(
     options = [word for pair in tiny.items() for word in pair]
     answer = cli(["adapt", *folders, *options, "--method", "source-only"])
     assert answer.code == 0, answer.err
-    assert json.loads((tmp_path / "run/metrics.json").read_text()).keys() == {"cost", "answering"}
+    assert json.loads((tmp_path / "run/metrics.json").read_text()).keys() == {"version", "cost", "answering"}
     assert len(rows_of(tmp_path / "run/predictions.csv")) == 20
     assert load_config(tmp_path / "run/config.yaml").method.rejection == "entropy"
 
