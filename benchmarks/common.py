@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -39,6 +40,37 @@ def in_own_process(script: str, *arguments: object) -> dict[str, Any]:
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return result
+
+
+class PeakMemory:
+    """Samples /proc/self/status while it is entered: the most of own and mapped memory, in bytes, by `part()`.
+
+    Linux only. *own*: anonymous pages; *mapped*: pages of files; *resident*: both.
+    """
+
+    def __init__(self, part: Callable[[], str] = lambda: "") -> None:
+        self.part = part
+        self.peaks: dict[str, dict[str, float]] = {}
+
+    def __enter__(self) -> "PeakMemory":
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._sample)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        while not self._stop.wait(0.05):
+            lines = Path("/proc/self/status").read_text().splitlines()
+            fields = {name: value for name, _, value in (line.partition(":") for line in lines)}
+            own, files, shared = (1024 * int(fields[name].split()[0]) for name in ("RssAnon", "RssFile", "RssShmem"))
+            peak = self.peaks.setdefault(self.part(), {"own": 0, "mapped": 0, "resident": 0, "looks": 0})
+            peak["looks"] += 1  # each about a twentieth of a second after the last
+            for name, value in (("own", own), ("mapped", files + shared), ("resident", own + files + shared)):
+                peak[name] = max(peak[name], value)
 
 
 def report(measures: Sequence[Measure], path: Path, **facts: object) -> None:

@@ -10,11 +10,10 @@ and all that is resident (with pages of mapped files, which the system takes bac
 import argparse
 import json
 import tempfile
-import threading
 import time
 from pathlib import Path
 
-from common import Measure, in_own_process, report
+from common import Measure, PeakMemory, in_own_process, report
 
 import unida
 from unida.data.glyphs import write_glyphs
@@ -69,31 +68,9 @@ def one_size(work: Path, per_class: int, steps: int) -> dict[str, float]:
         "images": 30 * per_class,
         "preparing": first,
         "training": 2 * 36 * steps / cost["images_per_second"],
-        "anonymous": memory.anonymous,
-        "resident": memory.resident,
+        "anonymous": memory.peaks[""]["own"],
+        "resident": memory.peaks[""]["resident"],
     }
-
-
-class PeakMemory:
-    """Samples /proc/self/status while it is entered. Linux only."""
-
-    def __enter__(self) -> "PeakMemory":
-        self.anonymous = self.resident = 0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._sample)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _sample(self) -> None:
-        while not self._stop.wait(0.05):
-            lines = Path("/proc/self/status").read_text().splitlines()
-            fields = {name: value for name, _, value in (line.partition(":") for line in lines)}
-            self.anonymous = max(self.anonymous, 1024 * int(fields["RssAnon"].split()[0]))
-            self.resident = max(self.resident, 1024 * int(fields["VmRSS"].split()[0]))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import importlib.util
 import json
 import pkgutil
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_runs import adapt_arguments, all_weights, last_step, lines_of, model_hash, run_here
+from tiny_runs import adapt_arguments, all_weights, last_step, lines_of, model_hash, note_reads, run_here
 from torch import Tensor, nn
 
 import unida
@@ -51,9 +51,8 @@ from unida.methods.ovanet_options import OVANetOptions
 from unida.models.backbone import Backbone
 from unida.models.weights import LITE0_WHEEL
 from unida.recipes.base import Made
-from unida.runs import pipeline
 from unida.runs.summary import write_metrics
-from unida.training.batches import AllImages, BatchStream
+from unida.training.batches import AllImages
 
 BEFORE_EVALUATION = ("answering", "clustering", "data", "features", "losses", "methods", "models", "pretext")
 BEFORE_EVALUATION += ("recipes", "support", "training")
@@ -337,22 +336,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         card = Card(method.__name__, "", "", "", NoOptions, f"{__name__}:{method.__name__}")
         monkeypatch.setitem(METHODS, method.__name__, card)
         monkeypatch.setattr(method, "read", read)
-    open_stream = pipeline.open_stream
-
-    def watched(*arguments: Any) -> BatchStream:
-        stream = open_stream(*arguments)
-        for name in ("training_view", "test_view", "made", "made_test_view"):
-            monkeypatch.setattr(stream.inputs, name, noting(stream, getattr(stream.inputs, name)))
-        return stream
-
-    def noting(stream: BatchStream, view: Callable[..., Any]) -> Callable[..., Any]:
-        def noted(*arguments: Any) -> Any:
-            read.append("source" if any(it is stream.source.pixels for it in arguments) else "target")
-            return view(*arguments)
-
-        return noted
-
-    monkeypatch.setattr(pipeline, "open_stream", watched)
+    note_reads(monkeypatch, read)
     return read
 
 

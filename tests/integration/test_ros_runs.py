@@ -7,10 +7,20 @@ from typing import Any
 import pytest
 import torch
 from test_resume import assert_same_end
-from tiny_runs import Killed, adapt_arguments, all_weights, last_step, lines_of, model_hash, run_here, run_two
+from tiny_runs import (
+    adapt_arguments,
+    all_weights,
+    assert_nearly_same_run,
+    assert_same_state,
+    kill_after,
+    last_step,
+    lines_of,
+    model_hash,
+    run_here,
+    run_two,
+)
 
 from unida.data.glyphs import GlyphFolders, write_glyphs
-from unida.training.loop import Training
 
 OPTIONS = {"method": "ros", "steps": 12, "batch_size": 6, "checkpoint_every": 1, "bottleneck": 8, "labelled_batch": 8}
 
@@ -40,7 +50,7 @@ def test_killed_in_either_stage_it_resumes_to_the_same_bits(
     folders: GlyphFolders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: str
 ) -> None:
     """Known and unknown images come with the checkpoint: step 6 is the first of the second stage."""
-    whole, write = tmp_path / "whole", Training._write_checkpoint
+    whole = tmp_path / "whole"
     steps, changes = CHOICES[choice]
     assert run_here(arguments(folders, whole, **changes)) == 0
     lines = lines_of(whole)
@@ -48,21 +58,10 @@ def test_killed_in_either_stage_it_resumes_to_the_same_bits(
     assert all("rotation" in line for line in lines)  # some images are known
     for step in steps:
         killed = tmp_path / f"killed {step}"
-
-        def write_and_die(training: Training, step: int = step) -> None:
-            write(training)
-            if training.done == step:
-                raise Killed
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Training, "_write_checkpoint", write_and_die)
-            with pytest.raises(Killed):
-                run_here(arguments(folders, killed, **changes))
+        kill_after(step, monkeypatch, arguments(folders, killed, **changes))
         assert run_here(["adapt", "--out", str(killed), "--resume"]) == 0
         assert_same_end(killed, whole)
-        ours, theirs = all_weights(killed), all_weights(whole)
-        assert ours.keys() == theirs.keys()
-        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+        assert_same_state(killed, whole)
 
 
 def test_in_the_second_stage_two_processes_equal_one(folders: GlyphFolders, tmp_path: Path) -> None:
@@ -75,13 +74,9 @@ def test_in_the_second_stage_two_processes_equal_one(folders: GlyphFolders, tmp_
     assert run_here(arguments(folders, one, **changes)) == 0
     code, printed = run_two(arguments(folders, two, **changes, devices=2))
     assert code == 0, printed
-    ours, theirs = all_weights(two), all_weights(one)
-    assert ours.keys() == theirs.keys()
-    assert torch.equal(ours["method/group"], theirs["method/group"]) and ours["method/group"].any()
-    for key in ours:
-        torch.testing.assert_close(ours[key], theirs[key], rtol=1e-3, atol=1e-5, msg=key)
-    for line, expected in zip(lines_of(two), lines_of(one), strict=True):
-        assert line["total"] == pytest.approx(expected["total"], rel=1e-3)
+    assert_nearly_same_run(two, one)
+    ours, theirs = (all_weights(run)["method/group"] for run in (two, one))
+    assert torch.equal(ours, theirs) and ours.any()
 
 
 def test_two_processes_go_through_both_stages(folders: GlyphFolders, tmp_path: Path) -> None:

@@ -12,12 +12,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from small_methods import SMALL, register
-from tiny_runs import Killed, adapt_arguments, all_weights, lines_of, model_hash, run_here, run_two
+from tiny_runs import (
+    adapt_arguments,
+    all_weights,
+    assert_nearly_same_run,
+    kill_after,
+    lines_of,
+    model_hash,
+    run_here,
+    run_two,
+)
 
 from unida.data.glyphs import GlyphFolders, write_glyphs
 from unida.methods import METHODS
 from unida.support.tensorfile import read_notes
-from unida.training.loop import Training
 
 STEPS = 12
 
@@ -59,20 +67,6 @@ def undisturbed(folders: GlyphFolders, whole: dict[tuple[str, str], Path], metho
         assert run_here(arguments(folders, name, method, train=train)) == 0
         whole[method, train] = place_of(folders, name)
     return whole[method, train]
-
-
-def kill_after(step: int, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
-    write = Training._write_checkpoint
-
-    def write_and_die(training: Training) -> None:
-        write(training)
-        if training.done == step:
-            raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Training, "_write_checkpoint", write_and_die)
-        with pytest.raises(Killed):
-            run_here(words)
 
 
 # three-phases has steps 0…4 in its first phase, 5…7 in the third (the second has none), 8…11 in the last.
@@ -161,14 +155,9 @@ def test_two_processes_equal_one(folders: GlyphFolders, method: str, train: str)
     assert run_here(arguments(folders, one.name, method, **options)) == 0
     code, printed = run_two(arguments(folders, two.name, method, **options, devices=2))
     assert code == 0, printed
-    ours, theirs = all_weights(two), all_weights(one)
-    assert ours.keys() == theirs.keys()
-    for key in ours:
-        torch.testing.assert_close(ours[key], theirs[key], rtol=1e-3, atol=1e-5, msg=key)
-    if method == "memory":
-        assert (ours["method/memory"].norm(dim=1) > 0.5).all()  # 12 steps of 6 images: every one of 21 was seen
-    for line, expected in zip(lines_of(two), lines_of(one), strict=True):
-        assert line["total"] == pytest.approx(expected["total"], rel=1e-3)
+    assert_nearly_same_run(two, one)
+    if method == "memory":  # 12 steps of 6 images: every one of 21 was seen
+        assert (all_weights(two)["method/memory"].norm(dim=1) > 0.5).all()
 
 
 def test_every_small_method_is_tried() -> None:

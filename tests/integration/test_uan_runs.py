@@ -4,15 +4,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file
 from test_honesty import assert_same_weights, renamed, renamings
-from tiny_runs import Killed, adapt_arguments, all_weights, lines_of, model_hash, run_here, run_two
+from tiny_runs import (
+    adapt_arguments,
+    all_weights,
+    assert_nearly_same_run,
+    assert_same_state,
+    kill_after,
+    lines_of,
+    model_hash,
+    run_here,
+    run_two,
+)
 from torch import Tensor, nn
 
 from unida.data.glyphs import GlyphFolders, write_glyphs
 from unida.methods import METHODS
-from unida.training.loop import Training
 
 STEPS = 14  # of CMU: 2 in its first stage, 12 in its second
 CHOICES: dict[str, dict[str, Any]] = {
@@ -53,23 +61,12 @@ def test_killed_it_resumes_to_the_same_bits(
     folders: GlyphFolders, whole: dict[str, Path], monkeypatch: pytest.MonkeyPatch, choice: str, step: int
 ) -> None:
     expected = undisturbed(folders, whole, choice)
-    write = Training._write_checkpoint
-
-    def write_and_die(training: Training) -> None:
-        write(training)
-        if training.done == step:
-            raise Killed
-
     run = expected.with_name(f"killed {choice} {step}")
     words = arguments(folders, run.name, choice, train="tail", regime="published", checkpoint_every=step)
-    with monkeypatch.context() as patch:
-        patch.setattr(Training, "_write_checkpoint", write_and_die)
-        with pytest.raises(Killed):
-            run_here(words)
+    kill_after(step, monkeypatch, words)
     assert run_here(["adapt", "--out", str(run), "--resume"]) == 0
     assert model_hash(run) == model_hash(expected) and lines_of(run) == lines_of(expected)
-    ours, theirs = all_weights(run), all_weights(expected)
-    assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
+    assert_same_state(run, expected)
 
 
 def test_the_gate_of_iuan_opened_and_was_closed(folders: GlyphFolders, whole: dict[str, Path]) -> None:
@@ -133,12 +130,7 @@ def test_two_processes_equal_one(folders: GlyphFolders, monkeypatch: pytest.Monk
     assert run_here(arguments(folders, one.name, choice, **options)) == 0
     code, printed = run_two(arguments(folders, two.name, choice, **options, devices=2))
     assert code == 0, printed
-    ours, theirs = all_weights(two), all_weights(one)
-    assert ours.keys() == theirs.keys()
-    for key in ours:
-        torch.testing.assert_close(ours[key], theirs[key], rtol=1e-3, atol=1e-5, msg=key)
-    for line, expected in zip(lines_of(two), lines_of(one), strict=True):
-        assert line["total"] == pytest.approx(expected["total"], rel=1e-3)
+    assert_nearly_same_run(two, one)
 
 
 def test_every_method_of_the_family_is_tried() -> None:

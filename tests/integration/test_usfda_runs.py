@@ -9,14 +9,23 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_runs import Killed, adapt_arguments, all_weights, lines_of, model_hash, run_here, run_two
+from tiny_runs import (
+    adapt_arguments,
+    all_weights,
+    assert_nearly_same_run,
+    assert_same_state,
+    kill_after,
+    lines_of,
+    model_hash,
+    note_reads,
+    run_here,
+    run_two,
+)
 from torch import nn
 
 from unida.data.glyphs import GlyphFolders, write_glyphs
 from unida.methods.base import Sweep, Want
 from unida.methods.usfda import USFDA
-from unida.runs import pipeline
-from unida.training.batches import BatchStream
 from unida.training.loop import Training
 
 STEPS = 10  # five of each phase: every update of the procurement is taken
@@ -65,26 +74,13 @@ def whole(folders: GlyphFolders) -> Callable[[str], Path]:
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Whose images training is given, in order: every way to an image goes through the stream's inputs."""
     read: list[str] = []
-    open_stream, leave = pipeline.open_stream, USFDA.leave_source
-
-    def watched(*arguments: Any) -> BatchStream:
-        stream = open_stream(*arguments)
-        for name in ("training_view", "test_view", "made", "made_test_view"):
-            monkeypatch.setattr(stream.inputs, name, noting(stream, getattr(stream.inputs, name)))
-        return stream
-
-    def noting(stream: BatchStream, view: Callable[..., Any]) -> Callable[..., Any]:
-        def noted(*arguments: Any) -> Any:
-            read.append("source" if any(it is stream.source.pixels for it in arguments) else "target")
-            return view(*arguments)
-
-        return noted
+    leave = USFDA.leave_source
 
     def leaving(method: USFDA, sweep: Sweep) -> None:
         read.append(LEFT)
         leave(method, sweep)
 
-    monkeypatch.setattr(pipeline, "open_stream", watched)
+    note_reads(monkeypatch, read)
     monkeypatch.setattr(USFDA, "leave_source", leaving)
     return read
 
@@ -177,20 +173,10 @@ def test_the_model_file_holds_what_answers_and_the_backbone_as_it_was(whole: Cal
 def test_killed_in_each_stage_it_resumes_to_the_same_bits(
     folders: GlyphFolders, whole: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, train: str, step: int
 ) -> None:
-    write = Training._write_checkpoint
-
-    def write_and_die(training: Training) -> None:
-        write(training)
-        raise Killed
-
     expected, name = whole(train), f"killed {train} {step}"
-    with monkeypatch.context() as patch:
-        patch.setattr(Training, "_write_checkpoint", write_and_die)
-        with pytest.raises(Killed):
-            run(folders, name, train=train, checkpoint_every=step)
+    kill_after(step, monkeypatch, arguments(folders, name, train=train, checkpoint_every=step))
     assert run_here(["adapt", "--out", str(place_of(folders, name)), "--resume"]) == 0
-    ours, theirs = all_weights(place_of(folders, name)), all_weights(expected)
-    assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
+    assert_same_state(place_of(folders, name), expected)
     assert lines_of(place_of(folders, name)) == lines_of(expected)
 
 
@@ -213,9 +199,4 @@ def test_two_processes_do_what_one_does(folders: GlyphFolders, monkeypatch: pyte
     one, two = run(folders, f"one {weights}", **options), place_of(folders, f"two {weights}")
     code, printed = run_two(arguments(folders, two.name, **options, devices=2))
     assert code == 0, printed
-    ours, theirs = all_weights(two), all_weights(one)
-    assert ours.keys() == theirs.keys()
-    for key in ours:
-        torch.testing.assert_close(ours[key], theirs[key], rtol=1e-3, atol=1e-5, msg=key)
-    for line, expected in zip(lines_of(two), lines_of(one), strict=True):
-        assert line["total"] == pytest.approx(expected["total"], rel=1e-3)
+    assert_nearly_same_run(two, one)

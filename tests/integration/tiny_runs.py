@@ -18,7 +18,9 @@ import torch
 from safetensors.torch import load_file
 
 from unida.cli import main
+from unida.runs import pipeline
 from unida.support.tensorfile import digest_of, read_tensors
+from unida.training.batches import BatchStream
 from unida.training.checkpoint import Checkpoint
 from unida.training.loop import Training
 
@@ -154,3 +156,55 @@ def dying_at_the_first_checkpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[N
         patch.setattr(Training, "_write_checkpoint", write_and_die)
         with pytest.raises(Killed):
             yield
+
+
+def kill_after(step: int, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+    """The command ends right after the checkpoint of this step is written, as if it had been killed there."""
+    write = Training._write_checkpoint
+
+    def write_and_die(training: Training) -> None:
+        write(training)
+        if training.done == step:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "_write_checkpoint", write_and_die)
+        with pytest.raises(Killed):
+            run_here(words)
+
+
+def assert_same_state(ours: Path, theirs: Path) -> None:
+    """Every weight, buffer and state of an optimiser, to the bit."""
+    one, other = all_weights(ours), all_weights(theirs)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def assert_nearly_same_run(two: Path, one: Path) -> None:
+    """What two processes leave, and what one does: sums in another order have other last bits."""
+    ours, theirs = all_weights(two), all_weights(one)
+    assert ours.keys() == theirs.keys()
+    for key in ours:
+        torch.testing.assert_close(ours[key], theirs[key], rtol=1e-3, atol=1e-5, msg=key)
+    for line, expected in zip(lines_of(two), lines_of(one), strict=True):
+        assert line["total"] == pytest.approx(expected["total"], rel=1e-3)
+
+
+def note_reads(monkeypatch: pytest.MonkeyPatch, read: list[str]) -> None:
+    """Note whose images training is given, in order: every way to an image goes through the stream's inputs."""
+    open_stream = pipeline.open_stream
+
+    def watched(*arguments: Any) -> BatchStream:
+        stream = open_stream(*arguments)
+        for name in ("training_view", "test_view", "made", "made_test_view"):
+            monkeypatch.setattr(stream.inputs, name, noting(stream, getattr(stream.inputs, name)))
+        return stream
+
+    def noting(stream: BatchStream, view: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*arguments: Any) -> Any:
+            read.append("source" if any(it is stream.source.pixels for it in arguments) else "target")
+            return view(*arguments)
+
+        return noted
+
+    monkeypatch.setattr(pipeline, "open_stream", watched)
