@@ -170,7 +170,8 @@ def complete(config: Config, has_gpu: bool) -> Config:
         if (path := getattr(data, name)) is not None
     }
     card = METHODS[training.method]
-    lr = training.lr if training.lr is not None else card.lr
+    steps = training.steps or (card.steps if has_gpu else 300)
+    lr = training.lr if training.lr is not None else card.rate(steps)
     without_gpu: TrainMode = "head" if model.tap is None else "tail"  # a tap is where to cut for the tail
     by_default: TrainMode = "all" if has_gpu else without_gpu
     train = model.train if model.train != AUTO else by_default
@@ -193,7 +194,7 @@ def complete(config: Config, has_gpu: bool) -> Config:
         training=replace(
             training,
             regime=regime,
-            steps=training.steps or (card.steps if has_gpu else 300),
+            steps=steps,
             lr=lr,
             backbone_lr=training.backbone_lr if training.backbone_lr is not None else share * lr,
         ),

@@ -5,8 +5,8 @@ view); views 1…V are random crops and mirrors that depend on the image's conte
 methods, seeds, pairs and folders that hold the same image find its features there. What a recipe makes from one
 image is kept in the same way; what it makes from several images is a pool (`unida.features.pool`).
 
-Test views are computed before training, with progress. Other views are computed when a step first needs them: training
-starts at once, and views that no step draws are never computed.
+Test views are computed before training, with progress. Other views, and what recipes make for steps, are computed when
+a step first needs them: training starts at once, and views that no step draws are never computed.
 
 Each view has a shelf of its own (`unida.features.shelf`) in the folder ``<cache_dir>/features/<key>``. The key is made
 of the backbone's weights, the tap, the normalisation, the resizing, the crop, the recipe, the view and the number

@@ -156,6 +156,7 @@ class Phase:
         source: how its batch is drawn: every class equally often (OVANet), each image equally often, or not at all.
         target: whether losses use the target's batch, not only images that `wants` names.
         sweeps: the domains that `start` and `round` sweep over.
+        sweeps_made: domains and recipes, if they sweep over what a recipe makes of each image.
     """
 
     turns: Sequence[Turn]
@@ -166,6 +167,7 @@ class Phase:
     source: Literal["balanced", "shuffled"] | None = "balanced"
     target: bool = True
     sweeps: tuple[DomainName, ...] = ("target",)
+    sweeps_made: tuple[tuple[DomainName, str], ...] = ()
 
 
 def spans(phases: Sequence[Phase], steps: int) -> list[range]:

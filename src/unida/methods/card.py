@@ -20,6 +20,11 @@ class Card:
     code: str  # where its class is: "module:Class"
     lr: float = 0.01  # learning rate of new layers when the user sets none (OVANet)
     steps: int = 10_000  # with a GPU, when the user sets none (OVANet)
+    short_lr: float | None = None  # instead of `lr`, in runs of at most a tenth of `steps`
+
+    def rate(self, steps: int) -> float:
+        """The learning rate of new layers for a run of so many steps, when the user sets none."""
+        return self.short_lr if self.short_lr is not None and 10 * steps <= self.steps else self.lr
 
     def load(self) -> "type[Method]":
         """The method's class. This imports torch."""

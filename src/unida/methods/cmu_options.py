@@ -47,4 +47,5 @@ CARD = Card(
     code="unida.methods.cmu:CMU",
     lr=1e-3,  # (CMU, both codes: Office-31)
     steps=7_000,  # (CMU's later code: 1,000 and 6,000; first release: 5,000)
+    short_lr=1e-2,  # UAN's for a short run, for the same reason
 )

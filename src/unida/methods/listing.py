@@ -4,6 +4,7 @@ from dataclasses import Field, fields
 from typing import Any
 
 from unida.methods import METHODS
+from unida.methods.card import Card
 from unida.support.options import flag
 
 
@@ -17,10 +18,14 @@ def method_lines() -> list[str]:
             f"  {card.title}",
             f"  paper:    {card.paper}",
             f"  settings: {card.settings}",
-            f"  options:  {options}; --lr {card.lr}, with a GPU --steps {card.steps}",
+            f"  options:  {options}; --lr {card.lr}{_in_short_runs(card)}, with a GPU --steps {card.steps}",
             "",
         ]
     return [*lines, "What an option means: unida adapt --method NAME --help"]
+
+
+def _in_short_runs(card: Card) -> str:
+    return "" if card.short_lr is None else f" ({card.short_lr} up to --steps {card.steps // 10})"
 
 
 def _with_default(option: "Field[Any]") -> str:

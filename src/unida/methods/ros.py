@@ -127,7 +127,14 @@ class ROS(Method):
                 source="shuffled",
                 sweeps=DOMAINS if self.frame.is_on else ("target",),
             ),
-            Phase(turns=(second,), name="adaptation", share=adaptation, start=self.separate, source="shuffled"),
+            Phase(
+                turns=(second,),
+                name="adaptation",
+                share=adaptation,
+                start=self.separate,
+                source="shuffled",
+                sweeps_made=tuple(("target", _turned(quarters)) for quarters in (1, 2, 3)),
+            ),
         )
 
     def _shares(self) -> tuple[float, float]:

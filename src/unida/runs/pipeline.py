@@ -27,11 +27,12 @@ from unida.evaluation.metrics import OpenSetResult, open_set_metrics
 from unida.evaluation.predict import Predictions, name_answers
 from unida.evaluation.truth import Truth, read_truth
 from unida.features.inputs import Inputs, PixelInputs
-from unida.features.kept import TEST_VIEW, FeatureInputs
+from unida.features.kept import TEST_VIEW, FeatureInputs, Job
 from unida.features.stem import stem_of
 from unida.methods.base import Method, Phase, spans
 from unida.models.backbone import refuse_crop
 from unida.models.options import AUTO
+from unida.recipes.base import ImageRecipe
 from unida.runs.folder import Claim, claim_folder, is_finished, keep_config
 from unida.runs.modelfile import build_for_run, save_model
 from unida.runs.summary import describe_end, describe_start, summary_line, write_metrics, write_skipped
@@ -212,21 +213,26 @@ def open_inputs(
     assert config.model.views is not None  # complete
     inputs = FeatureInputs(preprocess, stem, config.model.views, data.cache)
     visible = visible and fabric.is_global_zero
-    jobs = inputs.jobs(method.recipes, views_needed(phases, domains, config))
+    jobs = views_needed(method, phases, domains, config)
     main_process_first(fabric, lambda: inputs.prepare(jobs, visible))
     main_process_first(fabric, lambda: inputs.prepare_pools(method.recipes, domains.pixels, visible))
     backbone.starts_at_tap = True
     return inputs
 
 
-def views_needed(phases: Sequence[Phase], domains: Domains, config: Config) -> list[tuple[Pixels, range]]:
+def views_needed(method: Method, phases: Sequence[Phase], domains: Domains, config: Config) -> list[Job]:
     """Test views that a run sweeps over, measures or answers for. Others are computed when a step needs them."""
     looks = any(phase.start is not None or phase.round is not None for phase in phases)
     sweeps_source = looks and any("source" in phase.sweeps for phase in phases)
-    sets = [(domains.target.pixels, TEST_VIEW)]
+    needed = [domains.target.pixels] if domains.truth is None else [domains.target.pixels, domains.truth.pixels]
     if sweeps_source or config.output.tracked:
-        sets = [(domains.source.pixels, TEST_VIEW), *sets]
-    return sets if domains.truth is None else [*sets, (domains.truth.pixels, TEST_VIEW)]
+        needed.insert(0, domains.source.pixels)
+    jobs = [Job(pixels, TEST_VIEW) for pixels in needed]
+    for domain, name in (made for phase in phases for made in phase.sweeps_made):
+        recipe = method.recipes[name]
+        assert isinstance(recipe, ImageRecipe)
+        jobs.append(Job(domains.pixels[domain], TEST_VIEW, recipe))
+    return jobs
 
 
 class _Run:

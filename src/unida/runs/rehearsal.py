@@ -7,6 +7,7 @@ in the cache, so their cost is not lost.
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,10 +22,10 @@ from unida.config import Config
 from unida.data.augment import Preprocess
 from unida.data.pixels import Pixels
 from unida.features.inputs import Inputs, PixelInputs
-from unida.features.kept import FeatureInputs, Job
+from unida.features.kept import TEST_VIEW, FeatureInputs, Job
 from unida.features.stem import Stem, stem_of
 from unida.methods.base import DomainName, Method, Phase, spans
-from unida.recipes.base import ImageRecipe, Made, Recipe, SetRecipe
+from unida.recipes.base import ImageRecipe, Made, Recipe, SetRecipe, WaysRecipe
 from unida.runs.pipeline import Domains, views_needed
 from unida.training.batches import AllImages, BatchStream
 from unida.training.loop import Training
@@ -63,8 +64,8 @@ def rehearse(fabric: Fabric, method: Method, domains: Domains, config: Config) -
         views = config.model.views
         assert views is not None  # complete
         full = _open_features(fabric, method, config, stem, views)
-        missing = full.count_missing(full.jobs(method.recipes, views_needed(phases, domains, config)))
-        missing += _views_drawn(full, phases, domains, config)
+        missing = full.count_missing(views_needed(method, phases, domains, config))
+        missing += _views_drawn(full, method, phases, domains, config)
         missing += full.count_missing_in_pools(method.recipes, domains.pixels)
         kept = missing * 2 * int(np.prod(full.stem.shape))
         per_view = full.seconds_per_view(domains.target.pixels, np.arange(len(domains.target.pixels)))
@@ -84,21 +85,32 @@ def rehearse(fabric: Fabric, method: Method, domains: Domains, config: Config) -
     return Rehearsal(missing, kept, missing * per_view, training.steps, rounds, in_rounds, shown, in_steps, answers)
 
 
-def _views_drawn(inputs: FeatureInputs, phases: Sequence[Phase], domains: Domains, config: Config) -> int:
-    """Random views that steps will draw and that are not kept yet: about, as some are drawn twice."""
+def _views_drawn(
+    inputs: FeatureInputs, method: Method, phases: Sequence[Phase], domains: Domains, config: Config
+) -> int:
+    """Views that steps will draw and that are not kept yet: about, as some are drawn twice."""
     steps, size = config.training.steps, config.training.batch_size
     assert steps is not None  # complete
-    shares = [(len(span), phase) for span, phase in zip(spans(phases, steps), phases, strict=True) if phase.turns]
-    drawn = {
-        id(domains.source.pixels): size * sum(count for count, phase in shares if phase.source is not None),
-        id(domains.target.pixels): size * sum(count for count, phase in shares if phase.target),
-    }
+    drawn: Counter[tuple[DomainName, str | None]] = Counter()
+    for span, phase in zip(spans(phases, steps), phases, strict=True):
+        if phase.turns and len(span):
+            drawn["source", None] += size * len(span) * (phase.source is not None)
+            drawn["target", None] += size * len(span) * phase.target
+            looked_at = span[:: -(-len(span) // 50)]
+            for want in (want for step in looked_at for want in method.wants(step)):
+                drawn[want.domain, want.recipe] += size * len(span) // len(looked_at)
     total = 0.0
-    for pixels in (domains.source.pixels, domains.target.pixels):
-        every = len(pixels) * inputs.views
-        if every:
-            share = 1 - (1 - 1 / every) ** drawn[id(pixels)]
-            total += share * inputs.count_missing([Job(pixels, inputs.training_views)])
+    for (domain, name), count in drawn.items():
+        recipe = None if name is None else method.recipes[name]
+        if isinstance(recipe, SetRecipe) or (recipe is None and not inputs.views):
+            continue  # a pool, or the test view, which is counted
+        assert recipe is None or isinstance(recipe, ImageRecipe)
+        ways = recipe.ways if isinstance(recipe, WaysRecipe) else (recipe,)
+        views, pixels = inputs.training_views or TEST_VIEW, domains.pixels[domain]
+        every = len(pixels) * len(views) * len(ways)
+        share = 1 - (1 - 1 / every) ** count
+        jobs = [Job(pixels, views, way) for way in ways if way is not None or inputs.views]
+        total += share * inputs.count_missing(jobs)
     return round(total)
 
 

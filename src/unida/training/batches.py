@@ -168,6 +168,7 @@ class AllImages:
     ) -> Tensor:
         assert domain in self.phase.sweeps, f"phase {self.phase.name!r} does not sweep over the {domain}"
         assert domain == "target" or self.phase.source is not None, f"phase {self.phase.name!r} has no source"
+        assert recipe is None or (domain, recipe) in self.phase.sweeps_made, f"{recipe} of {domain} is not in its phase"
         pixels = self.stream.pixels(domain)
         count = len(pixels) if limit is None else min(limit, len(pixels))
         made_by = None if recipe is None else self.stream.recipes[recipe]
