@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from unida.analysis import auto_tap
+from unida.analysis import auto_tap, measures
 from unida.analysis.auto_tap import Curves, choose_taps, has_open_tap, measure_curves, with_taps
 from unida.analysis.layers import LayerOptions, study_layers
 from unida.config import Config, config_from_options
@@ -38,7 +38,8 @@ def choose(config: Config) -> tuple[str | None, str | None]:
     return choose_taps(config, *open_domains(config.data, visible=False), CPU, visible=False)
 
 
-def test_the_measures_are_those_of_the_layer_study(folder: Path) -> None:
+def test_the_measures_are_those_of_the_layer_study(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measures, "L2_STRENGTHS", (1e-2, 1e-1))  # for speed: more of them are the measures' own matter
     config = options(folder, tap="auto", seed=3)
     source, target = open_domains(config.data, visible=False)
     study = study_layers(
@@ -55,6 +56,8 @@ def test_the_measures_are_those_of_the_layer_study(folder: Path) -> None:
 
 def test_of_large_domains_few_images_are_looked_at(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto_tap, "IMAGES", 15)
+    for measure in ("source_negative_transfer_risk", "domain_invariance_score"):
+        monkeypatch.setattr(auto_tap, measure, lambda *arguments: 0.5)
     config = options(folder, tap="auto")
     source, target = open_domains(config.data, visible=False)
     backbone = auto_tap.seeded_backbone(config, CPU)

@@ -1,5 +1,7 @@
 """`unida analyze layers`: the features it looks at, and the command from folders to files."""
 
+import contextlib
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -12,8 +14,8 @@ import torch
 from PIL import Image
 
 from unida.analysis import figure, layers, taps
-from unida.analysis.layers import LayerOptions, study_layers
-from unida.analysis.taps import TapFeatures, features_at_taps, measure_tap
+from unida.analysis.layers import LayerOptions
+from unida.analysis.taps import TapFeatures, TapMeasures, features_at_taps, measure_tap
 from unida.cli import main
 from unida.config import DataOptions
 from unida.data.augment import Preprocess
@@ -101,6 +103,9 @@ def test_without_target_labels_there_is_no_ntr_and_with_two_classes_none_of_the_
     is_private = torch.arange(20) < 5
     row = measure_tap("stem", source, torch.arange(20) % 4, target, images, is_private, words=4)
     assert row.ntr is not None and row.source_ntr is not None
+    other = measure_tap("stem", source, torch.arange(20) % 4, target, images, ~is_private, words=4)
+    assert other.ntr == pytest.approx(1 - row.ntr)  # the target's labels matter to it, and to no other measure
+    assert dataclasses.replace(other, ntr=row.ntr) == row
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
@@ -108,8 +113,10 @@ def test_without_target_labels_there_is_no_ntr_and_with_two_classes_none_of_the_
 
 @pytest.fixture(scope="module")
 def study(data: DataOptions, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the command writes; and beside it, in shown.txt, what it shows."""
     out = tmp_path_factory.mktemp("study") / "new"
-    main(command(data, out, "--target-labels", "--words", "8"))
+    with out.with_name("shown.txt").open("w") as shown, contextlib.redirect_stdout(shown):
+        main(command(data, out, "--target-labels", "--words", "8"))
     return out
 
 
@@ -128,13 +135,9 @@ def test_the_command_writes_all_measures_and_a_picture(study: Path) -> None:
     assert len(colours) > 20  # not a blank sheet
 
 
-def test_the_same_command_gives_the_same_study(
-    study: Path, data: DataOptions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    main(command(data, tmp_path, "--target-labels", "--words", "8"))
-    assert (tmp_path / "layers.json").read_text() == (study / "layers.json").read_text()
+def test_the_command_shows_what_it_writes(study: Path) -> None:
     content = json.loads((study / "layers.json").read_text())
-    lines = capsys.readouterr().out.splitlines()
+    lines = study.with_name("shown.txt").read_text().splitlines()
     rows = [line.split() for line in lines if line.split() and line.split()[0] in TAPS]
     assert len(rows) == len(TAPS)
     for shown, row in zip(rows, content["taps"], strict=True):
@@ -143,29 +146,41 @@ def test_the_same_command_gives_the_same_study(
     assert f"Definition 1 picks {content['chosen']} (by NTR, which uses target labels)" in lines
 
 
-def test_target_folders_matter_to_ntr_alone(study: Path, data: DataOptions, tmp_path: Path) -> None:
-    """Other names for the target's folders, and none: everything that a training run might use stays the same."""
-    target = tmp_path / "renamed"
-    assert data.target is not None
+def study_of(target: Path, data: DataOptions, out: Path, *labels: str) -> dict[str, Any]:
+    """What the command of `study` writes for another target."""
+    arguments = command(data, out, *labels, "--words", "8")
+    arguments[arguments.index("--target") + 1] = str(target)
+    main(arguments)
+    content: dict[str, Any] = json.loads((out / "layers.json").read_text())
+    return content
+
+
+def test_other_names_of_private_folders_give_the_same_study(study: Path, data: DataOptions, tmp_path: Path) -> None:
+    """To the bit: a study depends on nothing but its images, and on which of them are private."""
+    assert data.source is not None and data.target is not None
     for folder in data.target.iterdir():
-        shutil.copytree(folder, target / f"zz {folder.name}")
-    flat = tmp_path / "flat"
-    flat.mkdir()
+        is_shared = (data.source / folder.name).exists()
+        shutil.copytree(folder, tmp_path / "renamed" / (folder.name if is_shared else f"zz {folder.name}"))
+    found = study_of(tmp_path / "renamed", data, tmp_path / "out", "--target-labels")
+    assert found == json.loads((study / "layers.json").read_text())
+
+
+def test_without_target_folders_there_is_no_ntr_and_all_else_is_the_same(
+    study: Path, data: DataOptions, tmp_path: Path
+) -> None:
+    """Everything that a training run might use."""
+    assert data.target is not None
+    (tmp_path / "flat").mkdir()
     for number, file in enumerate(sorted(data.target.rglob("*.png"))):
-        shutil.copyfile(file, flat / f"{number}.png")
-    studies: list[dict[str, Any]] = [json.loads((study / "layers.json").read_text())]
-    for folder, labels in ((target, ("--target-labels",)), (flat, ())):
-        out = tmp_path / f"study of {folder.name}"
-        arguments = command(data, out, *labels, "--words", "8")
-        arguments[arguments.index("--target") + 1] = str(folder)
-        main(arguments)
-        studies.append(json.loads((out / "layers.json").read_text()))
-    ntr = [[row.pop("ntr") for row in content["taps"]] for content in studies]
-    assert ntr[0] != ntr[1]
-    assert ntr[2] == [None] * len(TAPS) and studies[2]["chosen"] is None
-    for content in studies:
-        content.pop("chosen")
-    assert studies[0] == studies[1] == studies[2]
+        shutil.copyfile(file, tmp_path / "flat" / f"{number}.png")
+    found = study_of(tmp_path / "flat", data, tmp_path / "out")
+    assert found["chosen"] is None and [row["ntr"] for row in found["taps"]] == [None] * len(TAPS)
+    expected = json.loads((study / "layers.json").read_text())
+    for content in (found, expected):
+        del content["chosen"]
+        for row in content["taps"]:
+            del row["ntr"]
+    assert found == expected
 
 
 def test_private_are_the_target_images_in_folders_that_the_source_lacks(data: DataOptions, tmp_path: Path) -> None:
@@ -178,17 +193,14 @@ def test_private_are_the_target_images_in_folders_that_the_source_lacks(data: Da
         assert images.target_is_private.tolist() == expected and 0 < sum(expected) < len(expected)
 
 
-def test_max_images_bounds_what_is_looked_at(data: DataOptions, tmp_path: Path) -> None:
-    options = LayerOptions(data, tmp_path, BACKBONE, "none", words=4, max_images=10)
-    study = study_layers(options, visible=False)
-    assert (study.source_images, study.target_images) == (10, 10)
-
-
-def test_without_matplotlib_the_numbers_are_still_written(
+def test_max_images_bounds_what_is_looked_at_and_without_matplotlib_the_numbers_are_still_written(
     data: DataOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("unida.analysis.layers.can_draw", lambda: False)
+    monkeypatch.setattr(layers, "can_draw", lambda: False)
+    monkeypatch.setattr(layers, "measure_tap", lambda tap, *arguments: TapMeasures(tap, 4, None, None, 0.3, 0.9))
     main(command(data, tmp_path / "out", "--max-images", "10"))
+    content = json.loads((tmp_path / "out" / "layers.json").read_text())
+    assert (content["source_images"], content["target_images"], len(content["taps"])) == (10, 10, len(TAPS))
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["layers.json"]
     assert "unida[plot]" in caplog.text
 

@@ -84,7 +84,8 @@ def compute_on_rank(rank: int, folder: str) -> None:
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch built without distributed")
 def test_two_processes_agree_with_one(tmp_path: Path) -> None:
-    multiprocessing.spawn(compute_on_rank, args=(str(tmp_path),), nprocs=2)
+    # Forked: this process has torch loaded, which is most of the time that new ones take.
+    multiprocessing.start_processes(compute_on_rank, args=(str(tmp_path),), nprocs=2, start_method="fork")
     whole = open_set_metrics(*random_samples(5), n_source_classes=7)
     expected = {"scalars": whole.scalars(), "confusion": whole.confusion.tolist()}
     for rank in range(2):

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from unittest.mock import create_autospec
 
 import measure_scales
 import numpy as np
@@ -16,7 +17,7 @@ from unida.data.benchmarks import load_benchmark
 from unida.models.backbone import create_backbone
 
 OFFICE31 = load_benchmark("office31")
-BACKBONE = "test_byobnet.r160_in1k"  # a family that has one tap only: the measures take their time
+BACKBONE = "test_byobnet.r160_in1k"
 
 
 @pytest.fixture
@@ -34,7 +35,12 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "office31"
 
 
-def test_the_figures_are_those_of_the_study_of_layers(root: Path, tmp_path: Path, script: Script) -> None:
+def test_the_figures_are_those_of_the_study_of_layers(
+    root: Path, tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With fewer strengths to choose from. What only its time is told of has tests of its own."""
+    monkeypatch.setattr("unida.analysis.measures.L2_STRENGTHS", (1e-3, 1e-2))
+    monkeypatch.setattr(measure_scales, "measure_curves", create_autospec(measure_scales.measure_curves))
     weights = tmp_path / "weights.safetensors"
     model: dict[str, object] = create_backbone(BACKBONE, "none").model.state_dict()
     save_file(model, weights)  # type: ignore[arg-type]

@@ -183,7 +183,7 @@ def test_a_kill_half_way_keeps_what_was_made(backbone: Backbone, pixels: Pixels,
     assert_right(resumed, tmp_path / "apart")
 
 
-@pytest.mark.parametrize("appended", range(1, 9))
+@pytest.mark.parametrize("appended", [1, 2, 5])
 def test_a_kill_between_two_shelves_is_made_good(
     appended: int, backbone: Backbone, pixels: Pixels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,9 +205,19 @@ def test_a_kill_between_two_shelves_is_made_good(
     assert_right(resumed, tmp_path / "apart")
 
 
-@pytest.mark.parametrize("shelf", range(3))
-@pytest.mark.parametrize("file", ["rows.16", "index"])
-@pytest.mark.parametrize("lost", [1, 3, 9, 1000])
+@pytest.mark.parametrize(
+    ("shelf", "file", "lost"),
+    [
+        (0, "rows.16", 1),
+        (0, "rows.16", 9),
+        (0, "index", 3),
+        (0, "index", 1000),
+        (1, "rows.16", 1000),
+        (1, "index", 9),
+        (2, "rows.16", 3),
+        (2, "index", 1),
+    ],
+)
 def test_a_truncated_shelf_is_completed(
     shelf: int,
     file: str,

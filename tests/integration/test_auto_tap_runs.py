@@ -8,6 +8,8 @@ import pytest
 from bad_input import assert_refuses
 from tiny_runs import adapt_arguments, lines_of, model_hash, run_here, run_two
 
+from unida.analysis import auto_tap
+from unida.analysis.auto_tap import Curves
 from unida.config import load_config
 from unida.data.glyphs import GlyphFolders
 from unida.errors import UserError
@@ -29,9 +31,38 @@ def arguments(glyphs: GlyphFolders, place: Path, name: str, **changes: Any) -> l
 
 
 @pytest.fixture(scope="module")
-def chosen(glyphs: GlyphFolders, place: Path) -> Path:
-    assert run_here(arguments(glyphs, place, "auto", tap="auto")) == 0
+def curves() -> list[Curves]:
+    """What `chosen` measured."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def chosen(glyphs: GlyphFolders, place: Path, curves: list[Curves]) -> Path:
+    """The run that measures; that takes seconds."""
+    measure = auto_tap.measure_curves
+
+    def noted(*given: Any) -> Curves:
+        curves.append(measure(*given))
+        return curves[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(auto_tap, "measure_curves", noted)
+        assert run_here(arguments(glyphs, place, "auto", tap="auto")) == 0
+    assert len(curves) == 1
     return place / "auto"
+
+
+@pytest.fixture
+def measured(chosen: Path, curves: list[Curves], monkeypatch: pytest.MonkeyPatch) -> list[Curves]:
+    """What was measured once is what every measurement finds; those that were asked for since."""
+    asked: list[Curves] = []
+
+    def again(*given: Any) -> Curves:
+        asked.append(curves[0])
+        return curves[0]
+
+    monkeypatch.setattr(auto_tap, "measure_curves", again)
+    return asked
 
 
 def refuse(*arguments: Any) -> Any:
@@ -64,16 +95,17 @@ def test_labels_of_the_target_do_not_steer_the_choice(
     assert of_both[0] == of_both[1]
 
 
-@pytest.mark.parametrize("again", [[], ["--tap", "auto"]])
 def test_a_resumed_run_does_not_choose_anew(
-    glyphs: GlyphFolders, place: Path, chosen: Path, monkeypatch: pytest.MonkeyPatch, again: list[str]
+    glyphs: GlyphFolders, place: Path, chosen: Path, measured: list[Curves], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = place / f"resumed {len(again)}"
+    run = place / "resumed"
     assert run_here(arguments(glyphs, place, run.name, tap="auto")) == 0
-    (run / "metrics.json").unlink()  # as if it had been killed just before the end
+    assert len(measured) == 1
     monkeypatch.setattr(pipeline, "choose_taps", refuse)
-    assert run_here(["adapt", "--out", str(run), "--resume", *again]) == 0
-    assert model_hash(run) == model_hash(chosen)
+    for again in ([], ["--tap", "auto"]):
+        (run / "metrics.json").unlink()  # as if it had been killed just before the end
+        assert run_here(["adapt", "--out", str(run), "--resume", *again]) == 0
+        assert model_hash(run) == model_hash(chosen)
 
 
 def test_a_run_without_a_choice_is_not_resumed_with_one(
@@ -89,6 +121,7 @@ def test_a_run_that_is_stopped_while_it_measures_chooses_when_it_is_resumed(
     glyphs: GlyphFolders,
     place: Path,
     chosen: Path,
+    measured: list[Curves],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -103,10 +136,12 @@ def test_a_run_that_is_stopped_while_it_measures_chooses_when_it_is_resumed(
     assert told == f"interrupted. Continue with: unida adapt --out {run} --resume"
     assert load_config(run / "config.yaml").model.tap == "auto"
     assert run_here(["adapt", "--out", str(run), "--resume"]) == 0
+    assert len(measured) == 1
     assert (run / "config.yaml").read_text() == (chosen / "config.yaml").read_text().replace(str(chosen), str(run))
     assert model_hash(run) == model_hash(chosen)
 
 
+@pytest.mark.usefixtures("measured")
 def test_words_are_read_behind_what_is_frozen(glyphs: GlyphFolders, place: Path) -> None:
     small = {"spa": True, "spa.vocabulary": 8, "spa.tap": "auto", "tap": "layer2"}
     assert run_here(arguments(glyphs, place, "words", **small)) == 0
@@ -114,18 +149,21 @@ def test_words_are_read_behind_what_is_frozen(glyphs: GlyphFolders, place: Path)
     assert (config.model.tap, config.spa.spa_tap in TAPS[3:]) == ("layer2", True)
 
 
+@pytest.mark.usefixtures("measured")
 def test_words_are_read_anywhere_if_all_is_frozen(glyphs: GlyphFolders, place: Path) -> None:
     small = {"train": "head", "views": None, "spa": True, "spa.vocabulary": 8, "spa.tap": "auto"}
     assert run_here(arguments(glyphs, place, "frozen words", **small)) == 0
     assert load_config(place / "frozen words" / "config.yaml").spa.spa_tap in TAPS
 
 
-def test_check_chooses_as_the_run_will(chosen: Path, glyphs: GlyphFolders, place: Path, cli: Any) -> None:
+def test_check_chooses_as_the_run_will(
+    chosen: Path, glyphs: GlyphFolders, place: Path, measured: list[Curves], cli: Any
+) -> None:
     tap = load_config(chosen / "config.yaml").model.tap
     answer = cli(["check", *arguments(glyphs, place, "none", tap="auto")[1:]])
     assert answer.code == 0
     assert f"frozen up to {tap}," in answer.out
-    assert f"tap: {tap}, chosen by" in answer.err
+    assert f"tap: {tap}, chosen by" in answer.err and len(measured) == 1
     assert not (place / "none").exists()
 
 
@@ -180,6 +218,7 @@ def test_an_error_of_the_main_process_is_passed_on_before_it_is_raised() -> None
     assert told_by_main_process(main, lambda: "layer1") == "layer1"
 
 
+@pytest.mark.usefixtures("measured")
 def test_two_processes_choose_and_measure_as_one(glyphs: GlyphFolders, place: Path, chosen: Path) -> None:
     """With --track too: the main process measures while the other waits."""
     changes = {"tap": "auto", "devices": 2, "eval_every": 2, "track": "ntr,dis"}

@@ -182,8 +182,8 @@ def test_log_tells_which_weights_the_run_started_from(work: Path, adapt_words: A
 # ---- commands on it --------------------------------------------------------------------------------------------------
 
 
-def test_evaluate_in_a_process_of_its_own(finished: Path, shell: Any, tmp_path: Path) -> None:
-    answer = shell(["evaluate", finished, "--json", tmp_path / "again.json"])
+def test_evaluate_says_what_the_run_said(finished: Path, cli: Any, tmp_path: Path) -> None:
+    answer = cli(["evaluate", finished, "--json", tmp_path / "again.json"])
     assert answer.code == 0, answer.err
     assert answer.err == ""
     again, first = (

@@ -16,17 +16,18 @@ def test_demo_says_what_it_does_counts_what_it_draws_and_shows_every_method(
     tmp_path: Path, cli: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip(LITE0_WHEEL, reason="needs unida[offline]")
-    monkeypatch.setattr(demo, "PER_CLASS", 2)
+    for name, number in {"SHARED": 3, "SOURCE_PRIVATE": 1, "TARGET_PRIVATE": 2, "PER_CLASS": 2}.items():
+        monkeypatch.setattr(demo, name, number)
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
     out = tmp_path / "demo"
     answer = cli(["demo", "--steps", "1", "--out", out])
     assert answer.code == 0, answer.err
     lines = answer.err.splitlines()
-    # Two pictures of 15 classes of the source and 20 of the target.
-    assert "draws 70 pictures" in lines[0] and "1 steps each" in lines[0] and "about two minutes" in lines[0]
+    # Two pictures of 4 classes of the source and 5 of the target.
+    assert "draws 18 pictures" in lines[0] and "1 steps each" in lines[0] and "about two minutes" in lines[0]
     drawn = [line.split()[1] for line in lines if line.startswith("drawing: ")]
-    assert drawn == [f"{done}/70" for done in range(1, 71)]
-    assert len(list((out / "data").rglob("*.png"))) == 70
+    assert drawn == [f"{done}/18" for done in range(1, 19)]
+    assert len(list((out / "data").rglob("*.png"))) == 18
     for method in ("source-only", "ovanet", "ovanet+spa"):
         assert f"│ {method} " in answer.out
         assert (out / method / "metrics.json").exists()
@@ -52,6 +53,7 @@ def test_an_interrupted_demo_says_how_to_continue(tmp_path: Path, cli: Any, monk
         (config.output.out / "config.yaml").touch()  # the first run had begun
         raise Interrupted("interrupted at step 3, saved")
 
+    monkeypatch.setattr(demo, "SHARED", 1)
     monkeypatch.setattr(demo, "PER_CLASS", 1)
     monkeypatch.setattr(demo, "execute", interrupted)
     answer = cli(["demo", "--out", tmp_path / "demo"])

@@ -9,6 +9,7 @@ import csv
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_runs import adapt_arguments, last_step, lines_of, run_here, run_two, saved_step, start_process
+from tiny_runs import Forked, adapt_arguments, last_step, lines_of, run_here, run_two, saved_step, start_process
 
 import unida
 from unida.config import config_from_options
@@ -78,6 +79,7 @@ def answers(run: Path) -> dict[str, tuple[str, float, float]]:
 
 @pytest.mark.parametrize("launcher", ["--devices", "torchrun"])
 def test_two_processes_train_and_answer_as_one(folders: GlyphFolders, alone: Path, launcher: str) -> None:
+    """The real entry point: the second process is started by the run itself, or both by torchrun."""
     name = f"two by {launcher.strip('-')}"
     if launcher == "torchrun":
         process = start_process(arguments(folders, name), *TORCHRUN, start_new_session=True)
@@ -130,18 +132,29 @@ def test_ctrl_c_stops_both_and_saves_once(folders: GlyphFolders) -> None:
     run = folders.source.parent.parent / "stopped"
     # Long enough to be stopped: every image is answered again after every step.
     words = arguments(folders, "stopped", devices=2, eval_every=1, steps=400, checkpoint_every=1000)
-    process = start_process(words, start_new_session=True)
+    both = [Forked(words, environment=place) for place in places()]
     metrics = run / "metrics.jsonl"
-    while process.poll() is None and not (metrics.exists() and metrics.read_bytes().count(b"\n") > 4):
+    while both[0].code is both[1].code is None and not (metrics.exists() and metrics.read_bytes().count(b"\n") > 4):
         time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    code, printed = end_of(process)
-    assert code == 130, printed
+    for one in both:  # as a terminal does
+        one.send(signal.SIGINT)
+    codes = [one.end() for one in both]
+    printed = "".join(one.printed for one in both)
+    assert codes == [130, 130], printed
     assert "Traceback" not in printed
     assert printed.count("the run is saved") == 1
     step = saved_step(run)
     assert 2 <= step < 400
     assert [line["step"] for line in lines_of(run) if line["kind"] == "train"] == list(range(1, step + 1))
+
+
+def places() -> list[dict[str, object]]:
+    """What torchrun tells each of two processes of their place."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return [{**shared, "RANK": rank, "LOCAL_RANK": rank, "TORCHELASTIC_RUN_ID": "tests"} for rank in (0, 1)]
 
 
 PHASE = Phase(turns=())

@@ -17,10 +17,11 @@ import pytest
 from bad_input import AdaptWords
 from conftest import Cli
 from safetensors import SafetensorError
-from tiny_runs import adapt_arguments, lines_of, model_hash, start_process
+from tiny_runs import Forked, adapt_arguments, lines_of, model_hash
 
 import unida
 from unida.data.glyphs import GlyphFolders
+from unida.runs import pipeline
 from unida.support import tensorfile
 from unida.support.tensorfile import read_tensors, write_tensors
 
@@ -50,30 +51,26 @@ def test_sigterm_outside_the_loop_says_how_to_continue(
     glyphs: GlyphFolders, tmp_path: Path, cli: Cli, moment: str
 ) -> None:
     """The moments before the first and after the last step are held long enough to be met."""
-    slow = f"""
-import sys, time
-from unida.runs import pipeline
-name = {"open_domains" if moment == "reading" else "score_pixels"!r}
-work = getattr(pipeline, name)
-def slowly(*arguments, **options):
-    print("now", flush=True)
-    time.sleep(60)
-    return work(*arguments, **options)
-setattr(pipeline, name, slowly)
-from unida.cli import main
-main(sys.argv[1:])
-"""
+    name = "open_domains" if moment == "reading" else "score_pixels"
+    work = getattr(pipeline, name)
+
+    def slowly(*arguments: Any, **options: Any) -> Any:
+        (tmp_path / "now").touch()
+        time.sleep(60)
+        return work(*arguments, **options)
+
     words = adapt_arguments(
         glyphs.source, glyphs.target, tmp_path / "run", tmp_path / "cache", steps=2, target_labels=None
     )
-    process = start_process(words, entry=("-c", slow))
-    assert process.stdout is not None and process.stdout.readline() == "now\n"
+    process = Forked(words, lambda: setattr(pipeline, name, slowly))
+    while not (tmp_path / "now").exists():
+        assert process.code is None, process.printed
+        time.sleep(0.01)
     time.sleep(0.1)
-    process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
-    assert f"Continue with: unida adapt --out {tmp_path / 'run'} --resume" in errors
-    assert "Traceback" not in errors
+    process.send(signal.SIGTERM)
+    assert process.end(60) == 130, process.printed
+    assert f"Continue with: unida adapt --out {tmp_path / 'run'} --resume" in process.printed
+    assert "Traceback" not in process.printed
     assert cli(["adapt", "--out", tmp_path / "run", "--resume"]).code == 0
 
 
@@ -86,7 +83,7 @@ def flip(path: Path, place: int, bit: int = 3) -> None:
 def test_a_flipped_bit_in_a_model_is_noticed(copied_run: Path, glyphs: GlyphFolders) -> None:
     model, draw = copied_run / MODEL, random.Random(0)
     whole = model.read_bytes()
-    for place in (0, 9, 40, *(draw.randrange(len(whole)) for _ in range(40))):
+    for place in (0, 9, 40, *(draw.randrange(len(whole)) for _ in range(10))):
         model.write_bytes(whole)
         flip(model, place, draw.randrange(8))
         with pytest.raises(unida.UserError, match=r"model\.safetensors"):

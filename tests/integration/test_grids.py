@@ -1,7 +1,9 @@
 """Grids of tiny runs: what they leave, what survives a kill, and what they refuse."""
 
+import contextlib
 import csv
 import errno
+import io
 import os
 import shutil
 import signal
@@ -9,19 +11,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Protocol
 
 import pytest
 import yaml
-from conftest import Answer, Cli
+from conftest import Cli
 from safetensors import SafetensorError
-from tiny_runs import ENVIRONMENT, last_step, start_process
+from tiny_runs import ENVIRONMENT, Forked, last_step, run_here, start_process
 
 import unida
 from unida.data.glyphs import GlyphFolders
 from unida.errors import UserError
-from unida.grids import start
+from unida.grids import local, start, worker
 from unida.grids.engine import Ended, Event, Started
 from unida.grids.local import LocalEngine
 from unida.grids.plan import Task, plan
@@ -55,24 +59,6 @@ def write_spec(spec: Spec, path: Path) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def calm(spec: Spec, tmp_path_factory: pytest.TempPathFactory, shell: Callable[..., Answer]) -> Path:
-    """The grid, undisturbed, by the real command with two workers. Not to be changed: copy it."""
-    folder = tmp_path_factory.mktemp("calm")
-    path = write_spec({**spec, "rows": {**spec["rows"], "diverges": {"lr": 1e12, "steps": 12}}}, folder / "spec.yaml")
-    answer = shell(["grid", path, "--out", folder / "out", "--workers", "2", "--no-estimate"])
-    assert answer.code == 1, answer.err  # one row fails
-    assert "2 run(s) failed" in answer.err and "diverges glyphs" in answer.err
-    return folder / "out"
-
-
-def results(out: Path, *without: str) -> list[dict[str, str]]:
-    """The lines of results.csv, times apart."""
-    with (out / "results.csv").open(newline="") as file:
-        lines = list(csv.DictReader(file))
-    return [{k: v for k, v in line.items() if k not in COST} for line in lines if line["row"] not in without]
-
-
 class Here:
     """An engine that carries runs out in this process, one after another."""
 
@@ -86,6 +72,27 @@ class Here:
             self.seen.append(task.name)
             yield Started(task, "here")
             yield Ended(task, self.answer(task) if self.answer else carry_out(task, self.logs / f"{task.name}.txt"))
+
+
+@pytest.fixture(scope="module")
+def calm(spec: Spec, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The grid, undisturbed, one run after another in this process. Not to be changed: copy it."""
+    folder = tmp_path_factory.mktemp("calm")
+    path = write_spec({**spec, "rows": {**spec["rows"], "diverges": {"lr": 1e12, "steps": 12}}}, folder / "spec.yaml")
+    said = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said):
+        patch.setattr(start, "_engine", lambda *given: Here(folder / "out" / "logs"))
+        code = run_here(["grid", str(path), "--out", str(folder / "out"), "--no-estimate"])
+    assert code == 1, said.getvalue()  # one row fails
+    assert "2 run(s) failed" in said.getvalue() and "diverges glyphs" in said.getvalue()
+    return folder / "out"
+
+
+def results(out: Path, *without: str) -> list[dict[str, str]]:
+    """The lines of results.csv, times apart."""
+    with (out / "results.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    return [{k: v for k, v in line.items() if k not in COST} for line in lines if line["row"] not in without]
 
 
 @pytest.fixture
@@ -170,26 +177,73 @@ def test_a_dry_run_tells_the_plan_and_the_time_and_writes_nothing(spec: Spec, tm
 # Kills
 
 
-def killed_and_continued(words: list[str], out: Path, victims: Sequence[str], worker: str) -> None:
+class ForkedWorker:
+    """Stands in for the `Popen` of a worker: forked from its driver, which has torch loaded."""
+
+    def __init__(self, command: list[str], **options: Any) -> None:
+        assert command[1:] == ["-m", "unida.grids.worker"]
+        (orders, send), (receive, answers) = os.pipe(), os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.setsid()
+            os.dup2(orders, 0)
+            os.dup2(answers, 1)
+            os.closerange(3, 1024)  # the driver's lock, and pipes of other workers
+            sys.stdin = open(0)  # noqa: SIM115
+            try:
+                worker.main()
+            finally:  # never back into the driver's code
+                os._exit(1)
+        os.close(orders)
+        os.close(answers)
+        self.stdin, self.stdout = os.fdopen(send, "w"), os.fdopen(receive)
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self) -> None:
+        if self.returncode is None:
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        if self.returncode is None:
+            self.send_signal(signal.SIGKILL)
+
+
+def fork_workers() -> None:
+    local.subprocess = SimpleNamespace(PIPE=subprocess.PIPE, Popen=ForkedWorker)  # type: ignore[assignment]
+
+
+class Driver(Protocol):
+    pid: int
+
+
+def killed_and_continued(
+    begin: Callable[[], Driver], code: Callable[[Any], int | None], out: Path, victims: Sequence[str], name: str
+) -> None:
     """Start the grid; kill what `victims` name, one after another, each after another checkpoint; until it ends.
 
     Args:
-        worker: what the command line of a worker has in it.
+        code: of a driver that has ended; None before.
+        name: what the command line of a worker has in it.
     """
     waiting = list(victims)
     for _ in range(2 + waiting.count("driver")):
-        driver = start_process(words)
-        while driver.poll() is None:
+        driver = begin()
+        while code(driver) is None:
             if waiting and len(list(out.glob("runs/*/checkpoint/resume.safetensors"))) > len(victims) - len(waiting):
-                found = [driver.pid] if waiting[0] == "driver" else below(driver.pid, worker)
+                found = [driver.pid] if waiting[0] == "driver" else below(driver.pid, name)
                 if found:
                     os.kill(found[0], signal.SIGKILL)
                     waiting.pop(0)
-            time.sleep(0.05)
-        driver.communicate()
-        if driver.returncode == 0:
+            time.sleep(0.01)
+        if code(driver) == 0:
             break
-    assert driver.returncode == 0 and not waiting
+    assert code(driver) == 0 and not waiting
 
 
 def below(process: int, name: str) -> list[int]:
@@ -209,19 +263,20 @@ def below(process: int, name: str) -> list[int]:
 def test_killed_drivers_and_workers_change_nothing(spec: Spec, calm: Path, tmp_path: Path) -> None:
     path = write_spec(spec, tmp_path / "spec.yaml")
     words = ["grid", str(path), "--out", str(tmp_path / "out"), "--workers", "2", "--no-estimate"]
-    killed_and_continued(words, tmp_path / "out", ["worker", "driver", "worker"], "unida.grids.worker")
+    victims = ["worker", "driver", "worker"]
+    killed_and_continued(lambda: Forked(words, fork_workers), lambda it: it.code, tmp_path / "out", victims, "")
     assert results(tmp_path / "out") == results(calm, "diverges")
 
 
 def test_a_worker_does_not_outlive_its_driver(spec: Spec, tmp_path: Path) -> None:
     rows = {"long": {"method": "ovanet", "steps": 100_000}}
     path = write_spec({**spec, "rows": rows, "seeds": [0]}, tmp_path / "spec.yaml")
-    driver = start_process(["grid", str(path), "--out", str(tmp_path / "out"), "--no-estimate"])
+    driver = Forked(["grid", str(path), "--out", str(tmp_path / "out"), "--no-estimate"], fork_workers)
     log = tmp_path / "out/runs/glyphs-long-0/metrics.jsonl"
     assert soon(lambda: log.exists() and log.stat().st_size > 0)
-    (worker,) = below(driver.pid, "unida.grids.worker")
-    driver.kill()
-    driver.communicate()
+    (worker,) = below(driver.pid, "")
+    driver.send(signal.SIGKILL)
+    driver.end()
     ended = Path(f"/proc/{worker}/stat")
     assert soon(lambda: not ended.exists() or ended.read_text().split()[2] == "Z")
 
@@ -234,16 +289,19 @@ def soon(happens: Callable[[], bool], seconds: float = 120) -> bool:
     return happens()
 
 
-def test_ctrl_c_saves_what_runs_and_says_how_to_go_on(spec: Spec, tmp_path: Path) -> None:
-    rows = {"long": {"method": "ovanet", "steps": 100_000}}
+def test_ctrl_c_saves_what_runs_and_says_how_to_go_on(spec: Spec, calm: Path, tmp_path: Path) -> None:
+    """By the real command, with a real worker, which has finished one run and is at the next."""
+    rows = {"source-only": spec["rows"]["source-only"], "long": {"method": "ovanet", "steps": 100_000}}
     path = write_spec({**spec, "rows": rows, "seeds": [0]}, tmp_path / "spec.yaml")
-    driver = start_process(["grid", str(path), "--out", str(tmp_path / "out"), "--no-estimate"])
+    driver = start_process(["grid", str(path), "--out", str(tmp_path / "out"), "--workers", "1", "--no-estimate"])
     log = tmp_path / "out/runs/glyphs-long-0/metrics.jsonl"
     assert soon(lambda: log.exists() and log.stat().st_size > 0)
     driver.send_signal(signal.SIGINT)
     _, err = driver.communicate(timeout=60)
     assert driver.returncode == 130 and "Continue with the same command" in err
     assert (tmp_path / "out/runs/glyphs-long-0/checkpoint/resume.safetensors").exists()
+    first = "runs/glyphs-source-only-0/predictions.csv"
+    assert (tmp_path / "out" / first).read_bytes() == (calm / first).read_bytes()
 
 
 def test_a_worker_that_keeps_dying_is_one_failed_run(
@@ -282,13 +340,14 @@ def test_a_full_disk_ends_the_grid_and_the_rest_can_go_on(
     def full(*given: Any, **more: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "predictions.csv")
 
+    short = {**spec, "rows": {"source-only": spec["rows"]["source-only"]}}
     with monkeypatch.context() as patch:
         patch.setattr(pipeline, "write_skipped", full)
         with pytest.raises(UserError, match=r"no space is left for glyphs-source-only-0.*give the command again"):
-            unida.grid(spec, tmp_path / "out", no_estimate=True)
+            unida.grid(short, tmp_path / "out", no_estimate=True)
     assert here.seen == ["glyphs-source-only-0"]  # the others would fail, too
-    unida.grid(spec, tmp_path / "out", no_estimate=True)
-    assert results(tmp_path / "out") == results(calm, "diverges")
+    unida.grid(short, tmp_path / "out", no_estimate=True)
+    assert results(tmp_path / "out") == results(calm, "diverges", "ovanet")
 
 
 @pytest.mark.parametrize(
@@ -351,10 +410,14 @@ def test_ray_gives_the_same_results_though_a_worker_is_killed(
 ) -> None:
     pytest.importorskip("ray", reason="--engine ray needs unida[ray]")
     monkeypatch.setitem(ENVIRONMENT, "RAY_worker_niceness", "0")
-    path = write_spec(spec, tmp_path / "spec.yaml")
-    words = ["grid", str(path), "--out", str(tmp_path / "out"), "--engine", "ray", "--workers", "2"]
-    killed_and_continued(words, tmp_path / "out", ["worker"], "ray::_run")
-    assert results(tmp_path / "out") == results(calm, "diverges")
+    path = write_spec({**spec, "rows": {"ovanet": spec["rows"]["ovanet"]}}, tmp_path / "spec.yaml")
+    words = ["grid", str(path), "--out", str(tmp_path / "out"), "--engine", "ray", "--workers", "1"]
+    with (tmp_path / "printed.txt").open("w") as printed:
+        begin = partial(subprocess.Popen, [sys.executable, "-m", "unida", *words], stdout=printed, stderr=printed)
+        killed_and_continued(
+            partial(begin, env=ENVIRONMENT), lambda it: it.poll(), tmp_path / "out", ["worker"], "ray::_run"
+        )
+    assert results(tmp_path / "out") == results(calm, "diverges", "source-only")
 
 
 @pytest.mark.parametrize(

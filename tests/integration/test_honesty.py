@@ -117,24 +117,24 @@ def answers_by_content(run: Path) -> dict[str, tuple[str, ...]]:
 
 
 @pytest.mark.parametrize(
-    "choices",
+    ("choices", "renamings_tried"),
     [
-        pytest.param({"train": "all"}, id="all"),
-        pytest.param({"train": "tail"}, id="tail"),
-        pytest.param({"train": "tail", "regime": "published"}, id="tail, published"),
-        pytest.param({"train": "head"}, id="head"),
-        pytest.param({"train": "all", **SPA}, id="all with SPA"),
-        pytest.param({"train": "tail", **SPA, "spa.preset": "paper"}, id="tail with SPA"),
+        pytest.param({"train": "all"}, ("rotated", "strangers", "one"), id="all"),
+        pytest.param({"train": "tail"}, ("rotated",), id="tail"),
+        pytest.param({"train": "tail", "regime": "published"}, ("strangers",), id="tail, published"),
+        pytest.param({"train": "head"}, ("one",), id="head"),
+        pytest.param({"train": "all", **SPA}, ("rotated",), id="all with SPA"),
+        pytest.param({"train": "tail", **SPA, "spa.preset": "paper"}, ("strangers",), id="tail with SPA"),
     ],
 )
 def test_names_of_target_folders_change_no_weight_and_no_answer(
-    folders: GlyphFolders, tmp_path: Path, choices: dict[str, Any]
+    folders: GlyphFolders, tmp_path: Path, choices: dict[str, Any], renamings_tried: tuple[str, ...]
 ) -> None:
     options = {"eval_every": 3, "oracle_best": True, **choices}
     first = train(folders.source, folders.target, tmp_path / "first", **options)
     results = [last_step(first)]
-    for how, names in renamings(folders).items():
-        target = renamed(folders.target, tmp_path / how / "target", names)
+    for how in renamings_tried:
+        target = renamed(folders.target, tmp_path / how / "target", renamings(folders)[how])
         run = train(folders.source, target, tmp_path / how / "run", **options)
         assert_same_weights(run, first)
         assert answers_by_content(run) == answers_by_content(first)
@@ -190,20 +190,26 @@ OFFICE_CASES = {
 }
 
 
-@pytest.mark.parametrize("case", OFFICE_CASES)
-def test_label_sets_of_a_benchmark_change_no_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
-    """The same images under other label sets: which classes are shared is a target label too."""
-    runs = []
+def train_on_office(place: Path, label_sets: LabelSets, names: dict[str, str]) -> Path:
+    """A run on our own Office-31, some of whose target classes have other names."""
     true = {name: name for name in ("back_pack", "bike", "headphones")}
-    plain = LabelSets(CLASSES[:2], CLASSES[2:3], CLASSES[3:4])
-    label_sets, names = OFFICE_CASES[case]
-    for i, (sets, shown) in enumerate([(plain, true), (label_sets, {**true, **names})]):
-        root = tmp_path / f"office{i}"
-        draw_office(root, shown)
-        monkeypatch.setattr(pairs, "load_benchmark", lambda name, sets=sets: office(sets))
-        given = {"benchmark": "office31", "root": root, "pair": "amazon:dslr", "target_labels": None}
-        runs.append(train(None, None, tmp_path / f"run{i}", **given))  # type: ignore[arg-type]
-    assert_same_weights(*runs)
+    draw_office(place / "office", {**true, **names})
+    given = {"benchmark": "office31", "root": place / "office", "pair": "amazon:dslr", "target_labels": None}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pairs, "load_benchmark", lambda name: office(label_sets))
+        return train(None, None, place / "run", **given)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def plain_office(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that those under other label sets are held to."""
+    return train_on_office(tmp_path_factory.mktemp("plain"), LabelSets(CLASSES[:2], CLASSES[2:3], CLASSES[3:4]), {})
+
+
+@pytest.mark.parametrize("case", OFFICE_CASES)
+def test_label_sets_of_a_benchmark_change_no_weight(plain_office: Path, tmp_path: Path, case: str) -> None:
+    """The same images under other label sets: which classes are shared is a target label too."""
+    assert_same_weights(train_on_office(tmp_path, *OFFICE_CASES[case]), plain_office)
 
 
 def test_nothing_that_a_method_meets_has_labels_of_the_target() -> None:
@@ -344,7 +350,6 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     "choices",
     [
         pytest.param({"train": "all"}, id="all"),
-        pytest.param({"train": "tail"}, id="tail"),
         pytest.param({"train": "all", **SPA}, id="all with SPA"),
         pytest.param({"train": "tail", **SPA, "spa.preset": "paper"}, id="tail with SPA"),
     ],

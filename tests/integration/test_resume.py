@@ -3,8 +3,6 @@
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from tiny_runs import (
-    ENVIRONMENT,
+    Forked,
     adapt_arguments,
     dying_at_the_first_checkpoint,
     last_step,
@@ -22,12 +20,12 @@ from tiny_runs import (
     model_hash,
     run_here,
     saved_step,
-    start_process,
 )
 
 from unida.data.glyphs import write_glyphs
+from unida.support import tensorfile
 
-STEPS = 60
+STEPS = 30
 CHECKPOINT_EVERY = 9
 # BatchNorm (buffers to restore) and intervals that do not divide each other.
 OPTIONS: dict[str, Any] = {"steps": STEPS, "checkpoint_every": CHECKPOINT_EVERY, "eval_every": 7}
@@ -69,12 +67,17 @@ def assert_same_end(run: Path, whole: Path) -> None:
     assert last_step(run) == last_step(whole)
 
 
-def wait_for(happened: Callable[[], object], process: "subprocess.Popen[str]") -> None:
+def wait_for(happened: Callable[[], object], process: Forked) -> None:
     deadline = time.monotonic() + 120
     while not happened():
-        assert process.poll() is None, process.communicate()[1]
+        assert process.code is None, process.printed
         assert time.monotonic() < deadline
         time.sleep(0.001)
+
+
+def kill(process: Forked) -> None:
+    process.send(signal.SIGKILL)
+    assert process.end() == -signal.SIGKILL
 
 
 def lines_written(run: Path) -> int:
@@ -91,12 +94,10 @@ def test_the_undisturbed_run_is_what_the_others_are_held_to(whole: Path) -> None
 
 def test_killed_while_pictures_are_decoded(place: Path, whole: Path) -> None:
     run = place / "killed early"
-    process = start_process(arguments(place, "killed early"))
+    process = Forked(arguments(place, "killed early"))
     half_written = (place / "cache of killed early" / "pixels").glob
     wait_for(lambda: any(half_written("*.tmp-*")), process)
-    process.kill()
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
+    kill(process)
     assert any(half_written("*.tmp-*"))
     assert not (run / "checkpoint").exists()
     assert resume(run) == 0
@@ -105,62 +106,50 @@ def test_killed_while_pictures_are_decoded(place: Path, whole: Path) -> None:
 
 def test_killed_at_a_random_step(place: Path, whole: Path) -> None:
     run = place / "killed"
-    process = start_process(arguments(place, run.name))
+    process = Forked(arguments(place, run.name))
     after = random.Random(0).randint(1, STEPS // 2)
     wait_for(lambda: lines_written(run) >= after, process)
-    process.kill()
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
+    kill(process)
     assert not (run / "checkpoint" / "model.safetensors").exists()
     assert resume(run) == 0
     assert_same_end(run, whole)
 
 
-KILL_AT_CHECKPOINT = """
-import os, signal, sys
-from unida.cli import main
-from unida.support import tensorfile
+def die_at_checkpoint(nth: int, moment: str) -> None:
+    """From now on, this process ends before or after the rename of its nth checkpoint."""
+    replace, saves = os.replace, []
 
-nth, moment = int(sys.argv[1]), sys.argv[2]
-replace, saves = os.replace, 0
+    def replace_and_die(aside: str, path: str) -> None:
+        if os.path.basename(path) == "resume.safetensors":
+            saves.append(path)
+            if len(saves) == nth:
+                if moment == "after":
+                    replace(aside, path)
+                os.kill(os.getpid(), signal.SIGKILL)
+        replace(aside, path)
 
-def replace_and_die(aside, path):
-    global saves
-    if os.path.basename(path) != "resume.safetensors":
-        return replace(aside, path)
-    saves += 1
-    if saves == nth and moment == "before":
-        os.kill(os.getpid(), signal.SIGKILL)
-    replace(aside, path)
-    if saves == nth:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-tensorfile.os.replace = replace_and_die
-main(sys.argv[3:])
-"""
+    tensorfile.os.replace = replace_and_die  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_killed_at_the_rename_of_a_random_checkpoint(place: Path, whole: Path, moment: str) -> None:
     run = place / f"killed {moment} rename"
     nth = random.Random(moment).randint(2, STEPS // CHECKPOINT_EVERY)
-    command = [sys.executable, "-c", KILL_AT_CHECKPOINT, str(nth), moment, *arguments(place, run.name)]
-    ended = subprocess.run(command, env=ENVIRONMENT, capture_output=True, check=False)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    process = Forked(arguments(place, run.name), lambda: die_at_checkpoint(nth, moment))
+    assert process.end() == -signal.SIGKILL, process.printed
     known = nth - 1 if moment == "before" else nth
     assert saved_step(run) == known * CHECKPOINT_EVERY
     assert resume(run) == 0
     assert_same_end(run, whole)
 
 
-@pytest.mark.parametrize("preset", ["best", "paper"])
-@pytest.mark.parametrize("train", ["all", "tail"])
+@pytest.mark.parametrize(("preset", "train"), [("best", "tail"), ("paper", "all")])
 def test_stopped_with_spa(place: Path, monkeypatch: pytest.MonkeyPatch, preset: str, train: str) -> None:
     """Words, their optimiser, merged classes and the pretrained copy must all be found again."""
     spa = {"spa": True, "spa.preset": preset, "spa.vocabulary": 16, "spa.pretext": "on", "spa.pool": 64}
     spa |= {"spa.bins": "auto", "train": train}
     name = f"SPA {preset} {train}"
-    monkeypatch.setitem(OPTIONS, "steps", 12)
+    monkeypatch.setitem(OPTIONS, "steps", 8)
     monkeypatch.setitem(OPTIONS, "checkpoint_every", 5)
     assert run_here(arguments(place, f"whole {name}", **spa)) == 0
     with dying_at_the_first_checkpoint(monkeypatch):
@@ -172,11 +161,11 @@ def test_stopped_with_spa(place: Path, monkeypatch: pytest.MonkeyPatch, preset: 
 
 def test_ctrl_c_saves_and_says_how_to_continue(place: Path, whole: Path) -> None:
     run = place / "stopped"
-    process = start_process(arguments(place, "stopped"))
+    process = Forked(arguments(place, "stopped"))
     wait_for(lambda: lines_written(run) >= 5, process)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
+    process.send(signal.SIGINT)
+    assert process.end() == 130, process.printed
+    errors = process.printed
     assert "Traceback" not in errors
     step = saved_step(run)
     assert 4 <= step < STEPS

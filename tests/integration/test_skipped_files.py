@@ -95,8 +95,15 @@ def test_bad_files_are_skipped_counted_and_listed(work: Path, adapt_words: Adapt
         assert f"skipped {path}: " in answer.err
 
 
-@pytest.mark.parametrize("name", ["truncated.png", "empty.jpg", "text.jpg", "bomb.png"])
-@pytest.mark.parametrize("side", ["source/star", "target/key"])
+@pytest.mark.parametrize(
+    ("name", "side"),
+    [
+        ("truncated.png", "source/star"),
+        ("empty.jpg", "target/key"),
+        ("text.jpg", "source/star"),
+        ("bomb.png", "target/key"),
+    ],
+)
 def test_strict_stops_at_the_first_bad_file(
     name: str, side: str, work: Path, adapt_words: AdaptWords, cli: Any
 ) -> None:
@@ -117,8 +124,15 @@ def test_strict_also_stops_at_what_an_earlier_run_skipped(work: Path, adapt_word
     assert_refuses(cli, words, work, ("half.png", "without --strict"))
 
 
-@pytest.mark.parametrize("arrange", [copies_in_a_class, copies_in_two_classes, copies_in_both_folders])
-@pytest.mark.parametrize(("choice", "lost"), [("drop", 1), ("keep", 0)])
+@pytest.mark.parametrize(
+    ("arrange", "choice", "lost"),
+    [
+        (copies_in_a_class, "drop", 1),
+        (copies_in_two_classes, "drop", 1),
+        (copies_in_both_folders, "drop", 1),
+        (copies_in_both_folders, "keep", 0),
+    ],
+)
 def test_copies_are_dropped_or_kept_on_demand(
     arrange: Callable[[Path], Options],
     choice: str,

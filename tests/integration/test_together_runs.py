@@ -150,7 +150,7 @@ def test_a_new_image_joins_and_changes_no_other(
     assert answers["both",]["old.png"] == {name: value for name, value in before.items() if name != "path"}
 
 
-@pytest.mark.parametrize("moment", ["TargetAnswers", "save_target", "name_answers", "write_metrics"])
+@pytest.mark.parametrize("moment", ["save_target", "name_answers", "write_metrics"])
 def test_killed_while_answering_a_run_ends_as_one_that_was_not(
     runs: dict[str, Path], folders: GlyphFolders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:

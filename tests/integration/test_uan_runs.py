@@ -56,7 +56,7 @@ def undisturbed(folders: GlyphFolders, whole: dict[str, Path], choice: str) -> P
     return whole[choice]
 
 
-@pytest.mark.parametrize(("choice", "step"), [("uan", 5), ("iuan", 9), ("cmu", 1), ("cmu", 2), ("cmu", 7)])
+@pytest.mark.parametrize(("choice", "step"), [("uan", 5), ("iuan", 9), ("cmu", 2), ("cmu", 7)])
 def test_killed_it_resumes_to_the_same_bits(
     folders: GlyphFolders, whole: dict[str, Path], monkeypatch: pytest.MonkeyPatch, choice: str, step: int
 ) -> None:
@@ -102,7 +102,7 @@ def test_the_model_has_what_answers_need_alone(folders: GlyphFolders, whole: dic
     assert {name.split(".")[0] for name in saved - names} == left_out[choice]
 
 
-@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("choice", ["uan", "iuan", "cmu"])
 def test_names_of_target_folders_change_no_weight(folders: GlyphFolders, whole: dict[str, Path], choice: str) -> None:
     """Neither do they say which classes are shared: here all images get the name of a class of the source alone."""
     expected = undisturbed(folders, whole, choice)
@@ -126,7 +126,7 @@ def test_two_processes_equal_one(folders: GlyphFolders, monkeypatch: pytest.Monk
     for layer in (nn.Dropout, nn.BatchNorm1d):
         monkeypatch.setattr(layer, "forward", nothing)
     one, two = (folders.source.parent.parent / f"{number} {choice}" for number in ("one", "two"))
-    options = {"train": "tail", "regime": "published", "backbone": "test_vit", "lr": 0.01, "steps": 7}
+    options = {"train": "tail", "regime": "published", "backbone": "test_vit", "lr": 0.01, "steps": 4}
     assert run_here(arguments(folders, one.name, choice, **options)) == 0
     code, printed = run_two(arguments(folders, two.name, choice, **options, devices=2))
     assert code == 0, printed

@@ -1,5 +1,6 @@
 """Runs that take a second or two, on drawn pictures, for the integration tests."""
 
+import functools
 import json
 import logging
 import multiprocessing
@@ -66,10 +67,70 @@ def run_here(arguments: list[str]) -> int:
     return 0
 
 
-def run_two(arguments: list[str], prepare: Callable[[int], None] | None = None) -> tuple[int, str]:
-    """The command in two processes, as torchrun starts them: the larger exit code, and what both printed.
+class Forked:
+    """The command in a process that can be killed or signalled.
 
-    They are forked from this one, which has torch loaded: that is most of the time that new processes take.
+    It is forked from this one, which has torch loaded: that is most of the time that a new process takes.
+
+    Args:
+        prepare: called in the process, first.
+        environment: to be added there.
+    """
+
+    def __init__(
+        self,
+        words: list[str],
+        prepare: Callable[[], None] | None = None,
+        environment: Mapping[str, object] | None = None,
+    ) -> None:
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115
+        given = (words, prepare, environment or {})
+        self._process = multiprocessing.get_context("fork").Process(target=self._run, args=given)
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid: int = self._process.pid
+
+    @property
+    def printed(self) -> str:
+        """All that it has printed so far."""
+        return os.pread(self._file.fileno(), 2**20, 0).decode(errors="replace")
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code, below 0 if a signal ended it; None while it runs."""
+        return self._process.exitcode
+
+    @property
+    def sentinel(self) -> int:
+        """Ready when the process has ended."""
+        return self._process.sentinel
+
+    def send(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def end(self, seconds: float = 180) -> int:
+        """Its exit code; if it does not end in time, that is a failure."""
+        self._process.join(seconds)
+        code = self.code
+        if code is None:
+            self._process.kill()
+            self._process.join()
+        assert code is not None, self.printed
+        return code
+
+    def _run(self, words: list[str], prepare: Callable[[], None] | None, environment: Mapping[str, object]) -> None:
+        os.environ.update({name: str(value) for name, value in environment.items()})
+        for number in (1, 2):
+            os.dup2(self._file.fileno(), number)
+        sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
+        logging.getLogger().handlers = []  # the test runner's
+        if prepare is not None:
+            prepare()
+        sys.exit(run_here(words))
+
+
+def run_two(words: list[str], prepare: Callable[[int], None] | None = None) -> tuple[int, str]:
+    """The command in two processes, as torchrun starts them: the larger exit code, and what both printed.
 
     Args:
         prepare: called in each with its rank, first.
@@ -78,34 +139,14 @@ def run_two(arguments: list[str], prepare: Callable[[int], None] | None = None) 
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     shared = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    with tempfile.TemporaryFile() as printed:
-        processes = []
-        for rank in (0, 1):
-            place = {**shared, "RANK": rank, "LOCAL_RANK": rank, "TORCHELASTIC_RUN_ID": "tests"}
-            context = multiprocessing.get_context("fork")
-            process = context.Process(target=_run_as, args=(arguments, place, printed.fileno(), prepare))
-            process.start()
-            processes.append(process)
-        # One that dies leaves the other waiting for it.
-        multiprocessing.connection.wait([process.sentinel for process in processes], timeout=180)
-        for process in processes:
-            process.join(timeout=20)
-            if process.is_alive():
-                process.kill()
-                process.join()
-        printed.seek(0)
-        return max(abs(process.exitcode or 0) for process in processes), printed.read().decode(errors="replace")
-
-
-def _run_as(arguments: list[str], place: dict[str, Any], printed: int, prepare: Callable[[int], None] | None) -> None:
-    os.environ.update({name: str(value) for name, value in place.items()})
-    os.dup2(printed, 1)
-    os.dup2(printed, 2)
-    sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
-    logging.getLogger().handlers = []  # the test runner's
-    if prepare is not None:
-        prepare(int(place["RANK"]))
-    sys.exit(run_here(arguments))
+    both = []
+    for rank in (0, 1):
+        place = {**shared, "RANK": rank, "LOCAL_RANK": rank, "TORCHELASTIC_RUN_ID": "tests"}
+        both.append(Forked(words, prepare and functools.partial(prepare, rank), place))
+    # One that dies leaves the other waiting for it.
+    multiprocessing.connection.wait([process.sentinel for process in both], timeout=180)
+    codes = [process.end(seconds=20) for process in both]
+    return max(map(abs, codes)), "".join(process.printed for process in both)
 
 
 def start_process(

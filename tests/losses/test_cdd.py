@@ -1,5 +1,6 @@
 """The contrastive domain discrepancy against its formula, one pair of images at a time in float64."""
 
+import itertools
 import math
 
 import pytest
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from unida.losses.cdd import contrastive_domain_discrepancy
 
-SHAPES = [(1, 1, 4), (1, 3, 8), (2, 1, 4), (3, 2, 5), (5, 4, 16)]
+SHAPES = [(1, 1, 4), (1, 3, 8), (2, 1, 4), (3, 2, 5)]
 
 
 def made_up(shape: tuple[int, int, int], seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
@@ -53,8 +54,10 @@ def gradients(value: Tensor, *inputs: Tensor) -> list[Tensor]:
     return list(torch.autograd.grad(value, inputs))
 
 
-@pytest.mark.parametrize("extra", [-1, 0, 1, 4])  # −1: a class comes twice, and each time as a class of its own
-@pytest.mark.parametrize("shape", SHAPES)
+# −1: a class comes twice, and each time as a class of its own.
+@pytest.mark.parametrize(
+    ("shape", "extra"), [*itertools.product(SHAPES, [-1, 0, 1, 4]), pytest.param((4, 3, 16), 1, id="larger")]
+)
 def test_value_and_gradient_are_the_slow_formula(shape: tuple[int, int, int], extra: int) -> None:
     source, target = made_up(shape)
     matched = max(1, shape[0] + extra)

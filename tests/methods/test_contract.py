@@ -5,6 +5,7 @@ import dataclasses
 import inspect
 import itertools
 import textwrap
+from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -24,7 +25,7 @@ from unida.models.options import ModelOptions
 from unida.runs.options import OutputOptions
 from unida.training.options import TrainingOptions
 
-CLASSES, IMAGES = 5, 20
+CLASSES, IMAGES = 5, 10
 RESNET = "test_resnet.r160_in1k"
 PROBLEM = Problem(CLASSES, num_source=IMAGES, num_target=IMAGES, steps=100, seed=3)
 
@@ -67,7 +68,7 @@ def build(
 
 
 def made_batches() -> Batches:
-    """Four images of each source class; four of each of three of them in the target, and of two that are new."""
+    """Two images of each source class; two of each of three of them in the target, and of two that are new."""
     draw = torch.Generator().manual_seed(1)
     labels = torch.arange(IMAGES) % CLASSES
     patterns = torch.randn(CLASSES + 2, 3, 64, 64, generator=draw)
@@ -83,12 +84,20 @@ def started(*arguments: Any, **more: Any) -> tuple[Method, Batches]:
     return prepare(build(*arguments, **more), batches, rounds=True), batches
 
 
-def trained(*arguments: Any, **more: Any) -> tuple[Method, Batches]:
-    """After two steps, a round and two steps: weights, statistics and whatever rounds find have all moved."""
-    method, batches = started(*arguments, **more)
+@cache
+def started_once(name: str, options: Any, spa: SPAOptions | None) -> tuple[Method, Batches]:
+    """The same, to answer: for tests that leave the method as it is."""
+    method, batches = started(name, options, spa)
+    return method.eval(), batches
+
+
+@cache
+def trained_once(name: str, options: Any, spa: SPAOptions | None) -> tuple[Method, Batches]:
+    """After two steps, a round and a step: weights, statistics and whatever rounds find have all moved."""
+    method, batches = started(name, options, spa)
     take_steps(method, lambda step: with_wanted(method, batches, step), steps=2)
     take_round(method, batches, step=2)
-    take_steps(method, lambda step: with_wanted(method, batches, step), steps=2)
+    take_steps(method, lambda step: with_wanted(method, batches, step))
     return method.eval(), batches
 
 
@@ -266,24 +275,23 @@ def test_descent_lowers_the_loss(name: str, options: Any, spa: SPAOptions | None
     method, batches = started(name, options, spa)
     given = with_wanted(method, batches, 0)
     before = sum(take_steps(method, given)[0].values())
-    take_steps(method, lambda step: with_wanted(method, batches, step), steps=14)
+    take_steps(method, lambda step: with_wanted(method, batches, step), steps=10)
     after = sum(take_steps(method, given)[0].values())
-    assert after < 0.8 * before
+    assert after < 0.9 * before
 
 
 @with_words_too
 def test_numbers_to_watch_are_scalars_without_a_gradient(name: str, options: Any, spa: SPAOptions | None) -> None:
-    method, batches = started(name, options, spa)
-    take_steps(method, with_wanted(method, batches, 0))
+    method, _ = trained_once(name, options, spa)
     numbers = [number() for number in method.watched.values()]
     assert all(number.shape == () and not number.requires_grad and number.isfinite() for number in numbers)
 
 
 @with_words_too
 def test_measures_give_a_value_for_each_image(name: str, options: Any, spa: SPAOptions | None) -> None:
-    method, (_, target) = started(name, options, spa)
+    method, (_, target) = started_once(name, options, spa)
     with torch.no_grad():
-        for measure in method.eval().measures().values():
+        for measure in method.measures().values():
             values = measure(target.images)
             assert len(values) == IMAGES and values.isfinite().all()
 
@@ -294,8 +302,7 @@ def test_measures_give_a_value_for_each_image(name: str, options: Any, spa: SPAO
 @with_words_too
 @pytest.mark.parametrize("scale", [0.0, 1.0, 1e3])
 def test_scores_and_answers_are_in_their_ranges(name: str, options: Any, spa: SPAOptions | None, scale: float) -> None:
-    method, (_, target) = started(name, options, spa)
-    method.eval()
+    method, (_, target) = started_once(name, options, spa)
     with torch.no_grad():
         size = method.features(target.images[:1]).shape[1]
         features = scale * torch.randn(64, size, generator=torch.Generator().manual_seed(0))
@@ -323,8 +330,7 @@ def test_an_image_is_unknown_above_the_threshold(name: str, options: Any, spa: S
 
 @with_words_too
 def test_features_are_vectors_and_do_not_depend_on_the_batch(name: str, options: Any, spa: SPAOptions | None) -> None:
-    method, (source, _) = started(name, options, spa)
-    method.eval()
+    method, (source, _) = started_once(name, options, spa)
     with torch.no_grad():
         together = method.features(source.images)
         alone = torch.cat([method.features(image[None]) for image in source.images])
@@ -337,7 +343,7 @@ def test_features_are_vectors_and_do_not_depend_on_the_batch(name: str, options:
 
 @with_words_too
 def test_its_state_is_all_there_is(name: str, options: Any, spa: SPAOptions | None) -> None:
-    method, (_, target) = trained(name, options, spa)
+    method, (_, target) = trained_once(name, options, spa)
     fresh = build(name, options, spa, problem=dataclasses.replace(PROBLEM, seed=9))
     expected = answers(method, target.images)
     assert not all_equal(answers(fresh, target.images), expected)
@@ -349,7 +355,7 @@ def test_its_state_is_all_there_is(name: str, options: Any, spa: SPAOptions | No
 def test_a_model_without_what_only_a_run_needs_answers_the_same(
     name: str, options: Any, spa: SPAOptions | None
 ) -> None:
-    method, (_, target) = trained(name, options, spa)
+    method, (_, target) = trained_once(name, options, spa)
     state = {key: value.clone() for key, value in method.state_dict().items()}
     for prefix in method.run_only:
         assert any(key.startswith(prefix) for key in state), prefix

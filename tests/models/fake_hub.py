@@ -74,7 +74,7 @@ def handler_of(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
 def serving(hub: FakeHub) -> Iterator[str]:
     """The address at which it answers."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler_of(hub))
-    thread = Thread(target=server.serve_forever, daemon=True)
+    thread = Thread(target=server.serve_forever, args=(0.01,), daemon=True)  # seconds until it sees that it shall stop
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}"

@@ -43,9 +43,10 @@ def shuffled(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 @pytest.fixture(scope="module")
-def resnet18_state() -> dict[str, Tensor]:
+def resnet_state() -> dict[str, Tensor]:
+    """Of a small ResNet with its classifier."""
     torch.manual_seed(0)
-    return torchvision.models.resnet18(weights=None).state_dict()
+    return timm.create_model("test_resnet", num_classes=5).state_dict()
 
 
 @pytest.fixture
@@ -88,18 +89,20 @@ def test_torchvision_resnet50_gives_the_same_features(tmp_path: Path) -> None:
         torch.testing.assert_close(backbone(IMAGES), expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
 
 
-def test_old_torchvision_files_without_batch_counters(tmp_path: Path, resnet18_state: dict[str, Tensor]) -> None:
-    old = {key: value for key, value in resnet18_state.items() if "num_batches_tracked" not in key}
+def test_old_torchvision_files_without_batch_counters(tmp_path: Path, resnet_state: dict[str, Tensor]) -> None:
+    old = {key: value for key, value in resnet_state.items() if "num_batches_tracked" not in key}
     torch.save(old, tmp_path / "old.pth")
-    backbone = create_backbone("resnet18", tmp_path / "old.pth")
-    assert torch.equal(backbone.model.conv1.weight, resnet18_state["conv1.weight"])
+    backbone = create_backbone("test_resnet", tmp_path / "old.pth")
+    assert torch.equal(backbone.model.layer1[0].conv1.weight, resnet_state["layer1.0.conv1.weight"])
 
 
 # Files in timm's own names
 
 
-@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-@pytest.mark.parametrize("name", ["test_vit2", "test_convnext", "deit_tiny_distilled_patch16_224"])
+@pytest.mark.parametrize(
+    ("name", "suffix"),
+    [("test_vit2", ".pth"), ("test_convnext", ".safetensors"), ("deit_tiny_distilled_patch16_224", ".pth")],
+)
 def test_timm_files_with_classifier(tmp_path: Path, name: str, suffix: str) -> None:
     torch.manual_seed(0)
     theirs = timm.create_model(name, num_classes=7)
@@ -123,31 +126,31 @@ def test_timm_files_with_classifier(tmp_path: Path, name: str, suffix: str) -> N
     ],
 )
 def test_checkpoint_wrappers_and_prefixes(
-    tmp_path: Path, resnet18_state: dict[str, Tensor], wrap: Callable[[dict[str, Tensor]], Any]
+    tmp_path: Path, resnet_state: dict[str, Tensor], wrap: Callable[[dict[str, Tensor]], Any]
 ) -> None:
-    torch.save(wrap(resnet18_state), tmp_path / "wrapped.pth")
-    backbone = create_backbone("resnet18", tmp_path / "wrapped.pth")
-    assert torch.equal(backbone.model.layer4[1].conv2.weight, resnet18_state["layer4.1.conv2.weight"])
+    torch.save(wrap(resnet_state), tmp_path / "wrapped.pth")
+    backbone = create_backbone("test_resnet", tmp_path / "wrapped.pth")
+    assert torch.equal(backbone.model.layer4[0].conv2.weight, resnet_state["layer4.0.conv2.weight"])
 
 
 # Files that do not fit
 
 
 def test_missing_unexpected_and_misshapen_keys(
-    tmp_path: Path, resnet18_state: dict[str, Tensor], one_line_error: Callable[..., str]
+    tmp_path: Path, resnet_state: dict[str, Tensor], one_line_error: Callable[..., str]
 ) -> None:
     path = tmp_path / "broken.pth"
-    torch.save({k: v for k, v in resnet18_state.items() if k != "layer2.0.conv1.weight"}, path)
-    missing = one_line_error("resnet18", path)
+    torch.save({k: v for k, v in resnet_state.items() if k != "layer2.0.conv1.weight"}, path)
+    missing = one_line_error("test_resnet", path)
     assert str(path) in missing
-    assert "'resnet18'" in missing
+    assert "'test_resnet'" in missing
     assert "'layer2.0.conv1.weight' is missing" in missing
-    torch.save(resnet18_state | {"extra.weight": torch.zeros(1)}, path)
-    assert "'extra.weight' is unexpected" in one_line_error("resnet18", path)
-    torch.save(resnet18_state | {"bn1.bias": torch.zeros(65)}, path)
-    assert "'bn1.bias' has shape (65,), expected (64,)" in one_line_error("resnet18", path)
-    torch.save(resnet18_state, path)
-    assert "does not fit backbone 'resnet50'" in one_line_error("resnet50", path)
+    torch.save(resnet_state | {"extra.weight": torch.zeros(1)}, path)
+    assert "'extra.weight' is unexpected" in one_line_error("test_resnet", path)
+    torch.save(resnet_state | {"bn1.bias": torch.zeros(65)}, path)
+    assert "'bn1.bias' has shape (65,), expected (32,)" in one_line_error("test_resnet", path)
+    torch.save(resnet_state, path)
+    assert "does not fit backbone 'resnet18'" in one_line_error("resnet18", path)
 
 
 def test_a_foreign_network_in_torchvision_style_is_refused(tmp_path: Path, one_line_error: Callable[..., str]) -> None:
@@ -158,33 +161,33 @@ def test_a_foreign_network_in_torchvision_style_is_refused(tmp_path: Path, one_l
 
 def test_files_that_are_no_weights(tmp_path: Path, one_line_error: Callable[..., str]) -> None:
     path = tmp_path / "weights.pth"
-    assert f"no such weight file: {path}" in one_line_error("resnet18", path)
+    assert f"no such weight file: {path}" in one_line_error("test_resnet", path)
     path.write_text("certainly not a network")
-    assert f"{path} is damaged, or no weight file" in one_line_error("resnet18", path)
+    assert f"{path} is damaged, or no weight file" in one_line_error("test_resnet", path)
     path.write_bytes(b"")
-    assert f"{path} is damaged, or no weight file" in one_line_error("resnet18", path)
+    assert f"{path} is damaged, or no weight file" in one_line_error("test_resnet", path)
     torch.save({"epoch": 3}, path)
-    assert "'epoch' is no tensor" in one_line_error("resnet18", path)
+    assert "'epoch' is no tensor" in one_line_error("test_resnet", path)
     torch.save([torch.zeros(1)], path)
-    assert "holds no state dict" in one_line_error("resnet18", path)
+    assert "holds no state dict" in one_line_error("test_resnet", path)
     broken = tmp_path / "weights.safetensors"
     broken.write_text("certainly not a network")
-    assert str(broken) in one_line_error("resnet18", broken)
+    assert str(broken) in one_line_error("test_resnet", broken)
 
 
 @pytest.mark.parametrize("kept", [0.0, 0.001, 0.5, 0.999])
 @pytest.mark.parametrize("kind", ["safetensors", "pth", "old.pth"])
 def test_truncated_files(
-    kind: str, kept: float, tmp_path: Path, resnet18_state: dict[str, Tensor], one_line_error: Callable[..., str]
+    kind: str, kept: float, tmp_path: Path, resnet_state: dict[str, Tensor], one_line_error: Callable[..., str]
 ) -> None:
     path = tmp_path / f"weights.{kind}"
     if kind == "safetensors":
-        safetensors.torch.save_file(resnet18_state, path)
+        safetensors.torch.save_file(resnet_state, path)
     else:
-        torch.save(resnet18_state, path, _use_new_zipfile_serialization=kind == "pth")
+        torch.save(resnet_state, path, _use_new_zipfile_serialization=kind == "pth")
     with path.open("r+b") as file:
         file.truncate(int(kept * path.stat().st_size))
-    message = one_line_error("resnet18", path)
+    message = one_line_error("test_resnet", path)
     assert message.startswith(f"{path} is damaged, or no weight file (")
     assert message.endswith("): copy or download it again")
 
@@ -201,7 +204,7 @@ def test_random_bytes(suffix: str, tmp_path: Path, one_line_error: Callable[...,
 
 
 @pytest.mark.parametrize("layer", ["head", "head.fc", "fc", "classifier"])
-@pytest.mark.parametrize("name", ["test_vit2", "test_convnext", "tiny_vit_5m_224", "vit_small_patch14_dinov2"])
+@pytest.mark.parametrize("name", ["test_vit2", "test_convnext"])
 def test_a_classifier_of_any_name_is_dropped(name: str, layer: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     state = weights.new_model(name).state_dict()
@@ -243,11 +246,8 @@ def test_files_in_other_formats_of_numbers(name: str, number: torch.dtype, digit
         torch.testing.assert_close(rounded(images), expected, rtol=0, atol=digits * expected.abs().max().item())
 
 
-@pytest.mark.parametrize("number", [torch.float32, torch.float16])
-def test_positions_for_another_size_of_images_are_resampled(
-    number: torch.dtype, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A DINOv2 file for 224 pixels, 16 × 16 patches. The model has 37 × 37, and resamples to any crop."""
+def test_positions_for_another_size_of_images_are_resampled(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A DINOv2 file, in 16 bits, for 224 pixels: 16 × 16 patches. The model has 37 × 37, and resamples to any crop."""
     torch.manual_seed(0)
     name = "vit_small_patch14_dinov2.lvd142m"
     theirs = timm.create_model(name, img_size=224, num_classes=0).eval()
@@ -257,7 +257,7 @@ def test_positions_for_another_size_of_images_are_resampled(
     grid = torch.cat([rows.reshape(256, 1).expand(-1, 192), columns.reshape(256, 1).expand(-1, 192)], dim=1)
     with torch.no_grad():
         theirs.pos_embed[:, 1:] = grid
-    torch.save({key: value.to(number) for key, value in theirs.state_dict().items()}, tmp_path / "small.pth")
+    torch.save({key: value.half() for key, value in theirs.state_dict().items()}, tmp_path / "small.pth")
     with caplog.at_level("INFO", logger="unida"):
         backbone = create_backbone(name, tmp_path / "small.pth").eval()
     assert "weights: 'pos_embed' is resampled from (1, 257, 384) to (1, 1370, 384)" in caplog.messages
@@ -279,9 +279,8 @@ def test_dinov2_as_its_authors_save_it(tmp_path: Path) -> None:
 
 
 def test_patches_of_another_size_are_another_network(tmp_path: Path, one_line_error: Callable[..., str]) -> None:
-    torch.save(timm.create_model("vit_small_patch16_224", num_classes=0).state_dict(), tmp_path / "other.pth")
-    message = one_line_error("vit_small_patch32_224", tmp_path / "other.pth")
-    assert "does not fit backbone 'vit_small_patch32_224': " in message
+    torch.save(timm.create_model("test_vit", patch_size=32, num_classes=0).state_dict(), tmp_path / "other.pth")
+    assert "does not fit backbone 'test_vit': " in one_line_error("test_vit", tmp_path / "other.pth")
 
 
 # Files of other networks that are known
@@ -292,8 +291,8 @@ def test_a_file_of_a_known_backbone_is_recognised(
     known: str, tmp_path: Path, one_line_error: Callable[..., str]
 ) -> None:
     torch.save(timm.create_model(known).state_dict(), tmp_path / "weights.pth")
-    message = one_line_error("resnet18", tmp_path / "weights.pth")
-    assert "weights.pth does not fit backbone 'resnet18': '" in message
+    message = one_line_error("test_resnet", tmp_path / "weights.pth")
+    assert "weights.pth does not fit backbone 'test_resnet': '" in message
     assert message.endswith(f"; it fits --backbone {known}")
 
 

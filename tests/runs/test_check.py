@@ -112,6 +112,7 @@ def test_images_are_counted_by_class(work: Path) -> None:
     lines = lines_of(work)
     assert lines[1] == "source: 9 images of 3 classes, from 2 (house) to 4 (heart) a class"
     assert lines[2] == "target: 9 images"
+    assert "near-duplicates between source and target: none" in lines
     for line, side in zip(lines[3:5], ("source", "target"), strict=True):
         sizes = [path.stat().st_size for path in (work / side).rglob("*.png")]
         kib = f"{min(sizes) / 1024:.0f} to {max(sizes) / 1024:.0f} KiB"
@@ -170,10 +171,6 @@ def test_other_pictures_are_no_near_duplicates(domain: str, tmp_path: Path) -> N
     assert near(tmp_path) == [("key", "copy")]
 
 
-def test_folders_without_copies_say_so(work: Path) -> None:
-    assert "near-duplicates between source and target: none" in lines_of(work)
-
-
 def test_copies_of_pictures_on_a_plain_ground_are_found(tmp_path: Path) -> None:
     for side in ("ours", "theirs"):
         (tmp_path / side).mkdir()
@@ -229,23 +226,14 @@ def test_cost_grows_with_steps_and_images(work: Path) -> None:
     assert lines[-2:] == ["training: 33 min 20 s", "in all, on this machine: about 33 min 22 s"]
 
 
-def test_features_that_a_run_has_kept_cost_nothing_more(work: Path) -> None:
-    """Sixty steps of four images draw each of the 18 views of a domain."""
-    words = [w for k, v in options(work, steps=60, train="tail").items() for w in (f"--{k.replace('_', '-')}", str(v))]
-    main(["adapt", *words, "--out", str(work / "run")])
-    lines = lines_of(work, train="tail")
-    assert any(line.startswith("features to compute: 0 views, 0.00 GiB in ") for line in lines)
-
-
-def test_mosaics_are_counted_until_a_run_has_made_them(work: Path) -> None:
-    given = {"train": "tail", "spa": True, "spa_pretext": "on", "spa_pool": 64, "spa_vocabulary": 8}
-    before = lines_of(work, **given)
-    # 54 views as without SPA, and 64 mosaics of each domain.
-    assert any(line.startswith("features to compute: 182 views, ") for line in before)
-    words = [w for k, v in options(work, steps=60, train="tail").items() for w in (f"--{k.replace('_', '-')}", str(v))]
+def test_features_and_mosaics_are_counted_until_a_run_has_kept_them(work: Path) -> None:
+    given = {"train": "tail", "views": 1, "spa": True, "spa_pretext": "on", "spa_pool": 64, "spa_vocabulary": 8}
+    # A random view and the test view of 9 + 9 images, and 64 mosaics of each domain.
+    assert any(line.startswith("features to compute: 164 views, ") for line in lines_of(work, **given))
+    words = [w for k, v in options(work, steps=20, views=1).items() for w in (f"--{k.replace('_', '-')}", str(v))]
     spa = ["--spa", "--spa.pretext", "on", "--spa.pool", "64", "--spa.vocabulary", "8"]
-    main(["adapt", *words, *spa, "--out", str(work / "run")])
-    assert any(line.startswith("features to compute: 0 views, ") for line in lines_of(work, **given))
+    main(["adapt", *words, *spa, "--out", str(work / "run")])  # twenty steps of four draw each of them
+    assert any(line.startswith("features to compute: 0 views, 0.00 GiB in ") for line in lines_of(work, **given))
 
 
 GOAL, OF_WORDS = {"closed", "one_vs_all", "entropy"}, {"words", "count"}
@@ -283,9 +271,8 @@ DCC_OPTIONS = {"method": "dcc", "cluster_every": 50, "bottleneck": 64, "images_p
 
 
 @pytest.mark.usefixtures("clock")
-@pytest.mark.parametrize("train", ["all", "tail"])
 def test_dcc_is_timed_with_the_images_that_it_wants_and_its_rounds(
-    train: str, work: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    work: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     losses: list[set[str]] = []
     step = DCC.training_step
@@ -297,7 +284,7 @@ def test_dcc_is_timed_with_the_images_that_it_wants_and_its_rounds(
 
     monkeypatch.setattr(DCC, "training_step", noted)
     with caplog.at_level(logging.INFO, logger="unida"):
-        lines = lines_of(work, train=train, **DCC_OPTIONS)
+        lines = lines_of(work, train="tail", **DCC_OPTIONS)
     assert losses == [{"closed", "discrepancy", "closed_matched", "memory"}] * (1 + TIMED)
     # Four of the source, and two of each of three classes, of the clusters that they are matched with, of the clusters.
     assert any(line.endswith("200 steps of 22 images") for line in lines)
@@ -313,12 +300,9 @@ def test_a_warm_up_leaves_rounds_to_be_timed(work: Path) -> None:
 
 
 @pytest.mark.usefixtures("clock")
-@pytest.mark.parametrize("sampled", [4, 9])
-def test_images_are_counted_where_words_are_looked_for(
-    sampled: int, work: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_images_are_counted_where_words_are_looked_for(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them, also those that the rehearsal does not look at."""
-    monkeypatch.setattr("unida.runs.rehearsal.FEWEST_IMAGES", sampled)
+    monkeypatch.setattr("unida.runs.rehearsal.FEWEST_IMAGES", 4)
     spa = {"spa": True, "spa_vocabulary": 8, "spa_pretext": "on", "spa_bins": "auto"}
     lines = lines_of(work, train="all", steps=100, **spa)
     assert lines[-3].startswith("ovanet+spa on test_resnet") and lines[-3].endswith("100 steps of 16 images")
