@@ -6,8 +6,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lightning_fabric import Fabric
-
 from unida.answering.alone import Answers, Scored, decide, score_pixels
 from unida.answering.later import Answered
 from unida.config import Config, config_from_options, load_config
@@ -22,6 +20,7 @@ from unida.runs.modelfile import ModelInfo, load_model
 from unida.runs.pipeline import execute, measure_answers
 from unida.runs.summary import read_metrics
 from unida.runs.targetfile import load_target
+from unida.support.fabric import Fabric
 from unida.support.memory import keep_freed_memory
 from unida.support.processes import open_fabric_for_answers
 

@@ -166,13 +166,14 @@ def test_a_flipped_bit_of_the_meta_changes_nothing(
     files = scan(tmp_path / "images")[0][-4:]
     sound = open_in(tmp_path, files, "short", memory_limit=0)
     size = (pack_of(tmp_path) / "meta.json").stat().st_size
-    for byte in range(size):
+    tried = range(0, size, 5)
+    for byte in tried:
         flip_a_bit(pack_of(tmp_path) / "meta.json", byte, byte % 7)
         pixels = open_in(tmp_path, files, "short", memory_limit=0)
         assert np.array_equal(pixels.shapes, sound.shapes)
         assert (pixels.files, pixels.skipped) == (sound.files, sound.skipped)
         assert all(np.array_equal(pixels.image(i), sound.image(i)) for i in range(len(sound)))
-    assert len(caplog.records) == size  # each was noticed
+    assert len(caplog.records) == len(tried)  # each was noticed
 
 
 def test_a_pack_of_an_older_version_is_built_anew(

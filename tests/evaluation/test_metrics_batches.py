@@ -8,7 +8,8 @@ import torch
 from made_answers import Samples, random_samples
 from torch import multiprocessing
 
-from unida.evaluation.metrics import OpenSetMetrics, OpenSetResult, open_set_metrics
+from unida.evaluation.batches import OpenSetMetrics
+from unida.evaluation.metrics import OpenSetResult, open_set_metrics
 
 
 def batches(samples: Samples, size: int) -> list[Samples]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from unida.losses.entropy import entropy_of_logs
 from unida.methods import METHODS, Card
 from unida.methods.base import (
+    DOMAINS,
     Losses,
     Method,
     Phase,
@@ -133,7 +134,8 @@ class Rotating(Small):
 
     def phases(self) -> list[Phase]:
         looks = Round(self.look, every=4, at_end=True)
-        return [Phase([Turn(self.training_step, self.groups())], round=looks, sweeps=("source", "target"))]
+        made = tuple((domain, "upside down") for domain in DOMAINS)
+        return [Phase([Turn(self.training_step, self.groups())], round=looks, sweeps=DOMAINS, sweeps_made=made)]
 
     def look(self, step: int, sweep: Sweep) -> None:
         turned = [sweep(domain, recipe="upside down") for domain in ("source", "target")]

@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,7 +39,6 @@ from unida.training.batches import BatchStream
 
 # 21 target images: two processes answer 11 each, and the surplus one must not count twice.
 OPTIONS = {"backbone": "test_vit", "batch_size": 6, "steps": 12, "eval_every": 5, "checkpoint_every": 5}
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
 @pytest.fixture(scope="module")
@@ -79,13 +77,12 @@ def answers(run: Path) -> dict[str, tuple[str, float, float]]:
 
 @pytest.mark.parametrize("launcher", ["--devices", "torchrun"])
 def test_two_processes_train_and_answer_as_one(folders: GlyphFolders, alone: Path, launcher: str) -> None:
-    """The real entry point: the second process is started by the run itself, or both by torchrun."""
+    """Started by the run itself, from the real entry point, or as torchrun starts them."""
     name = f"two by {launcher.strip('-')}"
     if launcher == "torchrun":
-        process = start_process(arguments(folders, name), *TORCHRUN, start_new_session=True)
+        code, printed = run_two(arguments(folders, name))
     else:
-        process = start_process(arguments(folders, name, devices=2), start_new_session=True)
-    code, printed = end_of(process)
+        code, printed = end_of(start_process(arguments(folders, name, devices=2), start_new_session=True))
     assert code == 0, printed
     run = alone.parent / name
 

@@ -1,5 +1,6 @@
 """Every method on very little data, through the whole loop: it trains with finite numbers, or refuses in one line."""
 
+import csv
 import json
 import math
 from pathlib import Path
@@ -77,9 +78,11 @@ def assert_finite_and_answers(run: unida.Run, images: int, classes: set[str]) ->
     )  # heads alone are solved
     state = load_file(saved)
     assert all(bool(tensor.isfinite().all()) for tensor in state.values())
-    answers = list(run.predict(run.folder.parent / "target"))
+    with (run.folder / "predictions.csv").open() as file:
+        answers = list(csv.DictReader(file))
     assert len(answers) == images
-    assert all(0 <= answer.unknown_score <= 1 and answer.label in classes | {"unknown"} for answer in answers)
+    assert all(0 <= float(answer["unknown_score"]) <= 1 for answer in answers)
+    assert {answer["label"] for answer in answers} <= classes | {"unknown"}
 
 
 @pytest.mark.parametrize("case", CASES)

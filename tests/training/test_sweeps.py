@@ -7,9 +7,10 @@ from tiny_training import SOURCE_LABELS, Tiny, inputs_of, stream_of
 from torch import Tensor
 
 from unida.data.pixels import Pixels
-from unida.methods.base import DomainName, Phase, Problem
+from unida.methods.base import DOMAINS, DomainName, Phase, Problem
 
-BOTH = Phase([], sweeps=("source", "target"))
+MADE = tuple((domain, recipe) for domain in DOMAINS for recipe in ("upside down", "turned"))
+BOTH = Phase([], sweeps=DOMAINS, sweeps_made=MADE)
 COUNTS: dict[DomainName, int] = {"source": 9, "target": 6}
 
 
@@ -77,3 +78,5 @@ def test_a_phase_sweeps_only_over_what_it_names(pixels: Pixels) -> None:
     with pytest.raises(AssertionError, match="'alone' has no source"):
         _ = without.source_labels
     assert len(without("target")) == COUNTS["target"]
+    with pytest.raises(AssertionError, match="turned of target is not in its phase"):
+        without("target", recipe="turned")

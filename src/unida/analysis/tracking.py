@@ -7,7 +7,6 @@ target labels, as evaluation does.
 from collections.abc import Callable, Mapping
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor
 
 from unida.analysis.images import images_to_study
@@ -23,6 +22,7 @@ from unida.errors import UserError
 from unida.evaluation.truth import Truth
 from unida.features.inputs import Inputs
 from unida.methods.base import Method
+from unida.support.fabric import Fabric
 from unida.training.batches import over_test_views
 
 IMAGES = 300  # of each domain, so that a measure takes seconds

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from unida.data.augment import Preprocess
@@ -16,6 +15,7 @@ from unida.data.pixels import Pixels
 from unida.errors import UserError
 from unida.features.inputs import Inputs
 from unida.methods.base import Method
+from unida.support.fabric import Fabric
 from unida.support.progress import progress
 
 BATCH, BATCH_ON_CPU = 64, 16  # images at a time; on a CPU, more would only take more memory

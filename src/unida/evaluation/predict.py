@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from lightning_fabric import Fabric
 
 from unida.answering.alone import Answers, Scored, score_pixels
 from unida.data.augment import Preprocess
@@ -14,6 +13,7 @@ from unida.data.images import ResizeMode
 from unida.data.pixels import Pixels, decode_in_memory
 from unida.data.settings import UNKNOWN
 from unida.methods.base import Method
+from unida.support.fabric import Fabric
 from unida.support.files import write_csv
 from unida.support.progress import progress
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from lightning_fabric import Fabric
 
 from unida.analysis.auto_frame import choose_frame, with_frame
 from unida.analysis.auto_tap import choose_taps, has_open_tap, with_taps
@@ -19,6 +18,7 @@ from unida.models.weights import weights_line
 from unida.runs.modelfile import build_for_run
 from unida.runs.pipeline import Domains, refuse_single_images, refuse_uneven_batches
 from unida.runs.rehearsal import Rehearsal, rehearse
+from unida.support.fabric import Fabric
 from unida.support.memory import keep_freed_memory
 from unida.support.progress import duration
 from unida.training.devices import open_fabric

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from lightning_fabric import Fabric
 from torch import nn
 
 from unida.analysis.auto_frame import choose_frame, with_frame
@@ -37,6 +36,7 @@ from unida.runs.folder import Claim, claim_folder, is_finished, keep_config
 from unida.runs.modelfile import build_for_run, save_model
 from unida.runs.summary import describe_end, describe_start, summary_line, write_metrics, write_skipped
 from unida.runs.targetfile import save_target
+from unida.support.fabric import Fabric
 from unida.support.memory import keep_freed_memory, peak_memory_bytes
 from unida.support.processes import main_process_first, share_buffers, told_by_main_process
 from unida.support.signals import interruptible

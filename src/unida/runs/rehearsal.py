@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor
 
 from unida.answering.alone import Answering
@@ -27,6 +26,7 @@ from unida.features.stem import Stem, stem_of
 from unida.methods.base import DomainName, Method, Phase, spans
 from unida.recipes.base import ImageRecipe, Made, Recipe, SetRecipe, WaysRecipe
 from unida.runs.pipeline import Domains, views_needed
+from unida.support.fabric import Fabric
 from unida.training.batches import AllImages, BatchStream
 from unida.training.loop import Training
 

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from unida.errors import UserError
+from unida.support.fabric import Fabric
 
 T = TypeVar("T")
 

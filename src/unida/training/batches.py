@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor
 
 from unida.config import Config
@@ -14,6 +13,7 @@ from unida.data.sampling import BalancedSampler, ShuffledSampler, shard
 from unida.features.inputs import Inputs
 from unida.methods.base import DomainName, Method, Phase, SourceBatch, TargetBatch, Want
 from unida.recipes.base import ImageRecipe, Made, Recipe
+from unida.support.fabric import Fabric
 from unida.support.random import generator
 
 SWEEP_BATCH = 64

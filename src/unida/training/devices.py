@@ -7,11 +7,10 @@ import sys
 from datetime import timedelta
 from typing import Any
 
-from lightning_fabric import Fabric
-from lightning_fabric.strategies import DDPStrategy
 from torch import nn
 
 from unida.errors import UserError
+from unida.support.fabric import DDPStrategy, Fabric
 from unida.training.options import TrainingOptions
 
 

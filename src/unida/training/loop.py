@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from unida.config import Config, fingerprint_of
 from unida.data.pixels import Pixels
 from unida.errors import UserError
 from unida.methods.base import Losses, Method, Phase, SourceBatch, TargetBatch, Turn, spans
+from unida.support.fabric import Fabric
 from unida.support.processes import share_buffers, share_parameters
 from unida.support.progress import progress
 from unida.support.random import torch_seed
