@@ -12,7 +12,7 @@ demo: $(READY)
 	$(BIN)/unida demo
 
 test: $(READY) lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
