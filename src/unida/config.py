@@ -196,7 +196,7 @@ def complete(config: Config, has_gpu: bool) -> Config:
             regime=regime,
             steps=steps,
             lr=lr,
-            backbone_lr=training.backbone_lr if training.backbone_lr is not None else share * lr,
+            backbone_lr=training.backbone_lr if training.backbone_lr is not None else share * (training.lr or card.lr),
         ),
         spa=resolve(config.spa) if config.spa.spa else config.spa,
         output=replace(

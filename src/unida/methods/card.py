@@ -20,7 +20,7 @@ class Card:
     code: str  # where its class is: "module:Class"
     lr: float = 0.01  # learning rate of new layers when the user sets none (OVANet)
     steps: int = 10_000  # with a GPU, when the user sets none (OVANet)
-    short_lr: float | None = None  # instead of `lr`, in runs of at most a tenth of `steps`
+    short_lr: float | None = None  # instead of `lr`, in runs of at most a tenth of `steps`; the backbone's stays
 
     def rate(self, steps: int) -> float:
         """The learning rate of new layers for a run of so many steps, when the user sets none."""
