@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,14 @@ from unida.models.backbone import create_backbone
 
 BACKBONE = "test_resnet.r160_in1k"
 TAPS = ["stem", "layer1", "layer2", "layer3", "layer4"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def fewer_strengths() -> Iterator[None]:
+    """For speed: how a strength is chosen is tested with the measures."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("unida.analysis.measures.L2_STRENGTHS", (1e-2, 1e-1))
+        yield
 
 
 @pytest.fixture(scope="module")

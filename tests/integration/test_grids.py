@@ -20,7 +20,7 @@ import pytest
 import yaml
 from conftest import Cli
 from safetensors import SafetensorError
-from tiny_runs import ENVIRONMENT, Forked, last_step, run_here, start_process
+from tiny_runs import ENVIRONMENT, Forked, last_step, run_here
 
 import unida
 from unida.data.glyphs import GlyphFolders
@@ -290,15 +290,15 @@ def soon(happens: Callable[[], bool], seconds: float = 120) -> bool:
 
 
 def test_ctrl_c_saves_what_runs_and_says_how_to_go_on(spec: Spec, calm: Path, tmp_path: Path) -> None:
-    """By the real command, with a real worker, which has finished one run and is at the next."""
+    """Its worker has finished one run and is at the next."""
     rows = {"source-only": spec["rows"]["source-only"], "long": {"method": "ovanet", "steps": 100_000}}
     path = write_spec({**spec, "rows": rows, "seeds": [0]}, tmp_path / "spec.yaml")
-    driver = start_process(["grid", str(path), "--out", str(tmp_path / "out"), "--workers", "1", "--no-estimate"])
+    words = ["grid", str(path), "--out", str(tmp_path / "out"), "--workers", "1", "--no-estimate"]
+    driver = Forked(words, prepare=fork_workers)
     log = tmp_path / "out/runs/glyphs-long-0/metrics.jsonl"
     assert soon(lambda: log.exists() and log.stat().st_size > 0)
-    driver.send_signal(signal.SIGINT)
-    _, err = driver.communicate(timeout=60)
-    assert driver.returncode == 130 and "Continue with the same command" in err
+    driver.send(signal.SIGINT)
+    assert driver.end(seconds=60) == 130 and "Continue with the same command" in driver.printed
     assert (tmp_path / "out/runs/glyphs-long-0/checkpoint/resume.safetensors").exists()
     first = "runs/glyphs-source-only-0/predictions.csv"
     assert (tmp_path / "out" / first).read_bytes() == (calm / first).read_bytes()
