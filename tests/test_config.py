@@ -214,6 +214,18 @@ def test_a_config_with_an_unknown_option_is_refused(tmp_path: Path) -> None:
         load_config(tmp_path / "config.yaml")
 
 
+def test_short_runs_have_a_schedule_of_their_own() -> None:
+    def schedule(has_gpu: bool = False, **given: Any) -> tuple[Any, ...]:
+        training = complete(config_from_options({"train": "tail", **given}), has_gpu).training
+        return training.steps, training.lr, training.backbone_lr
+
+    assert schedule(method="uan") == (300, 0.01, pytest.approx(1e-5))  # the backbone's is a hundredth of the published
+    assert schedule(method="uan", steps=2000)[1] == 0.01 and schedule(method="uan", steps=2001)[1] == 0.001
+    assert schedule(method="uan", has_gpu=True)[:2] == (20_000, 0.001)
+    assert schedule(method="uan", lr=0.5) == (300, 0.5, pytest.approx(5e-3))
+    assert schedule(method="iuan")[:2] == (1000, 0.01) and schedule(method="dcc")[:2] == (300, 0.001)
+
+
 def test_an_option_that_a_config_lacks_has_its_default(tmp_path: Path) -> None:
     """The run may be older than the option."""
     given = config_from_options({"seed": 5, "steps": 7, "views": 2, "entropy_weight": 0.3})

@@ -170,7 +170,7 @@ def complete(config: Config, has_gpu: bool) -> Config:
         if (path := getattr(data, name)) is not None
     }
     card = METHODS[training.method]
-    steps = training.steps or (card.steps if has_gpu else 300)
+    steps = training.steps or (card.steps if has_gpu else card.cpu_steps)
     lr = training.lr if training.lr is not None else card.rate(steps)
     without_gpu: TrainMode = "head" if model.tap is None else "tail"  # a tap is where to cut for the tail
     by_default: TrainMode = "all" if has_gpu else without_gpu

@@ -20,6 +20,7 @@ class Card:
     code: str  # where its class is: "module:Class"
     lr: float = 0.01  # learning rate of new layers when the user sets none (OVANet)
     steps: int = 10_000  # with a GPU, when the user sets none (OVANet)
+    cpu_steps: int = 300  # without a GPU, when the user sets none
     short_lr: float | None = None  # instead of `lr`, in runs of at most a tenth of `steps`; the backbone's stays
 
     def rate(self, steps: int) -> float:

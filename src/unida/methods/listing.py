@@ -13,12 +13,13 @@ def method_lines() -> list[str]:
     lines: list[str] = []
     for card in METHODS.values():
         options = ", ".join(map(_with_default, fields(card.Options)))
+        schedule = f"--lr {card.lr}{_in_short_runs(card)}, --steps {card.cpu_steps}, with a GPU {card.steps}"
         lines += [
             f"{card.name}",
             f"  {card.title}",
             f"  paper:    {card.paper}",
             f"  settings: {card.settings}",
-            f"  options:  {options}; --lr {card.lr}{_in_short_runs(card)}, with a GPU --steps {card.steps}",
+            f"  options:  {options}; {schedule}",
             "",
         ]
     return [*lines, "What an option means: unida adapt --method NAME --help"]

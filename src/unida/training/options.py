@@ -18,7 +18,7 @@ class TrainingOptions:
     """kept: keep what the pretrained network knows. Its BatchNorm statistics stay, and the heads are solved on the
     features of all images. With a frozen backbone there is nothing else to learn: no steps. published: as in the
     methods' papers, step by step from random heads."""
-    steps: Annotated[int | None, shown("N", "(default: 300; with a GPU the method's own, see: unida methods)")] = None
+    steps: Annotated[int | None, shown("N", "(default: the method's own, see: unida methods)")] = None
     """Training steps (OVANet's paper: 10,000; DCC's code: 3,000)."""
     batch_size: int = 36
     """Images of each domain in a step, over all processes (OVANet, DCC, UAN: 36)."""
