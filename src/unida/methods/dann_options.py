@@ -38,5 +38,5 @@ CARD = Card(
     code="unida.methods.dann:DANN",
     lr=2e-3,  # the backbone's is a tenth (TLlib's open-set script, all data sets)
     steps=10_000,  # 20 epochs of 500 steps (TLlib's open-set script: Office-31; 30 for Office-Home and VisDA)
-    short_lr=1e-2,  # TLlib's own for closed sets: with 2e-3, 300 steps leave hardly a probability above 0.9
+    short_lr=1e-2,  # TLlib's own for closed sets: with 2e-3, 300 steps leave few probabilities above 0.9
 )
