@@ -52,6 +52,7 @@ from unida.losses.adversarial import min_max
 from unida.losses.centre import centre_loss
 from unida.losses.cross_entropy import weighted_cross_entropy
 from unida.losses.entropy import entropy_of_logs
+from unida.losses.unknown_class import unknown_class_score
 from unida.methods.base import (
     DOMAINS,
     DomainName,
@@ -257,11 +258,7 @@ class ROS(Method):
 
     def score(self, features: Tensor) -> Scores:
         answers = self.classifier(self.frame(features, "target")).float()
-        logits = answers[:, : self.num_classes]
-        margin = answers[:, self.num_classes] - logits.amax(dim=1)
-        just_above = self.unknown_threshold + torch.finfo(torch.float32).eps  # rounding must not decide
-        unknown = torch.sigmoid(margin)
-        return Scores(logits, torch.where(margin > 0, unknown.clamp(min=just_above), unknown))
+        return Scores(answers[:, : self.num_classes], unknown_class_score(answers))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         self._found = None  # it belongs to the old buffers
