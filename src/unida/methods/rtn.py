@@ -8,7 +8,7 @@
     every step:
         L = CE(f_S(x_s), y)
           + 0.1 · ramp(t) · H(softmax f_T(x_t))
-          + λ · MMD²(z ⊗ f_T of the source, z ⊗ f_T of the target)          `unida.losses.mmd`
+          + 0.3 · MMD²(z ⊗ f_T of the source, z ⊗ f_T of the target)          `unida.losses.mmd`
     a target image is argmax f_T, or unknown if its largest probability is below 0.8
 
 RTN is for two domains with the same classes (CDA). PDA runs without a change. For OSDA it needs a rule for unknown
@@ -21,7 +21,9 @@ hidden layer, so they cannot be solved.
 
 Differences from the released code (Caffe, AlexNet):
     Discrepancy. It estimates MMD² from as many random quadruples as images, and draws others for the gradient than for
-    the value. Here it is over all pairs; `--quadruples` estimates as the released code, from one draw for both.
+    the value. Here it is over all pairs; `--quadruples` estimates as the released code, from one draw for both. Its
+    weight is 1 there. With all pairs that is too much for a start from small logits: on drawn pictures, all features
+    became 0. So the default is the paper's 0.3.
     Products. It pools the matrix of features and logits (the largest of 2 × 2), and by a reshape it takes two
     neighbouring images of the batch for one. Here nothing is pooled, and each image stands for itself.
     Entropy. It sets the gradient of probabilities below 0.001 to zero. Here the gradient is exact.

@@ -14,8 +14,9 @@ LIMITS = {"max-prob": "least_probability", "entropy": "entropy_threshold"}  # th
 class RTNOptions:
     bottleneck: int = 256
     """Size of the feature that classifiers read (DANN with ResNet-50, TLlib; RTN's code has 128, with AlexNet)."""
-    mmd_weight: float = 1.0
-    """λ, weight of the discrepancy between the domains (RTN's code; its paper takes 0.1 to 1, often 0.3)."""
+    mmd_weight: float = 0.3
+    """λ, weight of the discrepancy between the domains (RTN's paper: 0.1 to 1, often 0.3; its code: 1, with
+    --quadruples)."""
     quadruples: bool = False
     """Estimate the discrepancy from a few random images of the batch, as RTN's code does, instead of all pairs."""
     entropy_weight: float = 0.1
