@@ -22,8 +22,8 @@ hidden layer, so they cannot be solved.
 Differences from the released code (Caffe, AlexNet):
     Discrepancy. It estimates MMD² from as many random quadruples as images, and draws others for the gradient than for
     the value. Here it is over all pairs; `--quadruples` estimates as the released code, from one draw for both. Its
-    weight is 1 there. With all pairs that is too much for a start from small logits: on drawn pictures, all features
-    became 0. So the default is the paper's 0.3.
+    weight is 1 there. With all pairs and a frame, 1 failed on drawn pictures: features shrank to almost 0, and all
+    images got one answer (docs/methods/rtn.md). So the default is the paper's 0.3.
     Products. It pools the matrix of features and logits (the largest of 2 × 2), and by a reshape it takes two
     neighbouring images of the batch for one. Here nothing is pooled, and each image stands for itself.
     Entropy. It sets the gradient of probabilities below 0.001 to zero. Here the gradient is exact.
