@@ -42,6 +42,15 @@ def test_it_is_the_weighted_sum_over_the_number_of_images(epsilon: float) -> Non
     assert loss.item() != pytest.approx(by_weights.item(), rel=0.05)  # torch divides by the sum of weights
 
 
+def test_images_have_weights_too_without_a_gradient() -> None:
+    logits, labels = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 3, 1])
+    weights = torch.tensor([3.0, 0.0, 0.5], requires_grad=True)
+    each = F.cross_entropy(logits, labels, reduction="none")
+    found = weighted_cross_entropy(logits, labels, image_weights=weights)
+    torch.testing.assert_close(found, (3 * each[0] + 0.5 * each[2]) / 3)
+    assert not found.requires_grad
+
+
 def test_without_weights_it_is_torchs() -> None:
     logits, labels = torch.randn(5, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 2, 1, 1, 0])
     torch.testing.assert_close(weighted_cross_entropy(logits, labels), F.cross_entropy(logits, labels))

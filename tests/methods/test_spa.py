@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from few_steps import Batches, losses_of, phases_of, prepare, take_steps, total
 from tiny_spa import (
+    KEEP_BACKBONE,
     SIZE,
     WORDS,
     build,
@@ -68,11 +69,12 @@ OTHERS = [
     ("dcc", "paper", "tail"),
     ("dann", "best", "tail"),
     ("osbp", "paper", "head"),
+    ("rtn", "paper", "all"),
 ]
 
 
 def test_no_method_is_forgotten() -> None:
-    assert {"ovanet", "usfda"} | {name for name, *_ in OTHERS} == set(METHODS)  # USFDA: as tiny_spa.py says
+    assert {"ovanet", *KEEP_BACKBONE} | {name for name, *_ in OTHERS} == set(METHODS)
 
 
 @pytest.mark.parametrize(("name", "preset", "train"), [*WAYS, *OTHERS])

@@ -19,8 +19,9 @@ from unida.recipes.mosaic import Mosaic
 CLASSES, WORDS, SIZE, IMAGES = 4, 12, 64, 8
 PROBLEM = Problem(CLASSES, num_source=IMAGES, num_target=IMAGES, steps=100, seed=3)
 
-# Without those that train no backbone, in turns of their own: test_usfda.py says what SPA adds to it.
-every_method = pytest.mark.parametrize("name", [name for name in METHODS if name != "usfda"])
+# Those whose first phase does not train the backbone: test_usfda.py and test_sta.py say what SPA adds to them.
+KEEP_BACKBONE = ("usfda", "sta")
+every_method = pytest.mark.parametrize("name", [name for name in METHODS if name not in KEEP_BACKBONE])
 every_preset = pytest.mark.parametrize("preset", PRESETS)
 
 

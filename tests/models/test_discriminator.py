@@ -14,6 +14,8 @@ def test_layers_of_uan_and_of_tllib() -> None:
     for made in (plain, normalised):
         sizes = [layer.weight.shape for layer in made.layers if isinstance(layer, nn.Linear)]
         assert sizes == [(1024, 8), (1024, 1024), (1, 1024)]
+    leaking = [layer for layer in Discriminator(8, normalise=True, leak=0.2).layers if isinstance(layer, nn.LeakyReLU)]
+    assert [layer.negative_slope for layer in leaking] == [0.2, 0.2]
 
 
 def test_one_number_for_each_image_noisy_only_in_training() -> None:

@@ -6,9 +6,7 @@ Computed in float32, also under autocast.
 import torch
 from torch import Tensor
 
-NUM_KERNELS = 5  # CAN and DCC, code
-KERNEL_FACTOR = 2.0  # each kernel is twice as wide as the one before it; same source
-SMALLEST_BANDWIDTH = 1e-5  # of one kernel, so that equal images do not divide by zero; same source
+from unida.losses.mmd import bandwidths, squared_distances
 
 
 def contrastive_domain_discrepancy(source: Tensor, target: Tensor, num_matched: int | None = None) -> Tensor:
@@ -66,21 +64,14 @@ def class_pair_mmd(source: Tensor, target: Tensor) -> Tensor:
     across = squared_distances(source[:, None], target[None])  # (C, C, n, n)
 
     total = sum_of(within_source)[:, None] + sum_of(within_target)[None] + 2 * sum_of(across)
-    bandwidth = total.detach() / (2 * n * (2 * n - 1))  # (C, C); 2n images, each with 2n − 1 others
-    powers = torch.arange(NUM_KERNELS, device=source.device) - NUM_KERNELS // 2
-    bandwidths = (bandwidth[..., None] * KERNEL_FACTOR**powers).clamp(min=SMALLEST_BANDWIDTH)  # (C, C, kernels)
+    widths = bandwidths(total.detach() / (2 * n * (2 * n - 1)))  # (C, C, kernels); 2n images, each with 2n − 1 others
 
     def mean_kernel(distances: Tensor) -> Tensor:
         """(C or 1, C or 1, n, n) distances → (C, C)."""
-        return (-distances[..., None, :, :] / bandwidths[..., None, None]).exp().mean(dim=(-2, -1)).sum(dim=-1)
+        return (-distances[..., None, :, :] / widths[..., None, None]).exp().mean(dim=(-2, -1)).sum(dim=-1)
 
     same = mean_kernel(within_source[:, None]) + mean_kernel(within_target[None])
     return same - 2 * mean_kernel(across)
-
-
-def squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    """(…, n, d), (…, m, d) → (…, n, m), from differences: ‖x‖² + ‖y‖² − 2xy would lose near points to rounding."""
-    return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist").square()
 
 
 def sum_of(distances: Tensor) -> Tensor:

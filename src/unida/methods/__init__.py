@@ -9,13 +9,15 @@ from unida.methods.iuan_options import CARD as IUAN
 from unida.methods.osbp_options import CARD as OSBP
 from unida.methods.ovanet_options import CARD as OVANET
 from unida.methods.ros_options import CARD as ROS
+from unida.methods.rtn_options import CARD as RTN
 from unida.methods.source_only_options import CARD as SOURCE_ONLY
+from unida.methods.sta_options import CARD as STA
 from unida.methods.uan_options import CARD as UAN
 from unida.methods.usfda_options import CARD as USFDA
 from unida.methods.zhu_options import CARD as ZHU
 
-# In the order of the SPA paper's table, after the baseline; then those that only its open-set tables have.
-_CARDS = (SOURCE_ONLY, UAN, CMU, IUAN, ROS, DANCE, USFDA, ZHU, OVANET, DCC, DANN, OSBP)
+# In the order of the SPA paper's tables, after the baseline: UniDA, then those that only its open-set tables have.
+_CARDS = (SOURCE_ONLY, UAN, CMU, IUAN, ROS, DANCE, USFDA, ZHU, OVANET, DCC, RTN, DANN, OSBP, STA)
 METHODS: dict[str, Card] = {card.name: card for card in _CARDS}
 
 __all__ = ["METHODS", "Card"]

@@ -71,6 +71,7 @@ from unida.methods.base import (
 )
 from unida.methods.ros_options import CARD, ROSOptions
 from unida.models.backbone import Backbone
+from unida.models.heads import hidden_layer
 from unida.recipes.rotation import AnyRotation, Rotation
 from unida.support.processes import gather
 from unida.support.random import generator
@@ -101,15 +102,15 @@ class ROS(Method):
         super().__init__(backbone, problem, options)
         C, size, hidden = problem.num_classes, self.frame.size, options.bottleneck
         self.recipes = {ROTATED: AnyRotation(), **{_turned(quarters): Rotation(quarters) for quarters in (1, 2, 3)}}
-        self.classifier = nn.Sequential(*_hidden(size, hidden), nn.Linear(hidden, C + 1))
+        self.classifier = nn.Sequential(*hidden_layer(size, hidden), nn.Linear(hidden, C + 1))
         # C heads side by side: a grouped convolution keeps their last layers apart, BatchNorm and the rest are by unit.
         last = nn.Conv1d(C * hidden, 4 * C, kernel_size=1, groups=C)
         self.class_rotation = nn.Sequential(
-            *_hidden(2 * size, C * hidden), nn.Unflatten(1, (C * hidden, 1)), last, nn.Flatten()
+            *hidden_layer(2 * size, C * hidden), nn.Unflatten(1, (C * hidden, 1)), last, nn.Flatten()
         )
-        self.branches = nn.Sequential(*_hidden(2 * size, C * hidden))
+        self.branches = nn.Sequential(*hidden_layer(2 * size, C * hidden))
         self.centres = nn.Parameter(torch.randn(4 * C, C * hidden))
-        self.rotation = nn.Sequential(*_hidden(2 * size, hidden), nn.Linear(hidden, 4))
+        self.rotation = nn.Sequential(*hidden_layer(2 * size, hidden), nn.Linear(hidden, 4))
         self.register_buffer("group", torch.full((problem.num_target,), NEITHER))
         self.register_buffer("source_labels", torch.zeros(problem.num_source, dtype=torch.int64))
         self._found: Found | None = None  # kept only to save time: it follows from the buffers
@@ -309,10 +310,6 @@ def from_shuffles(count: int, size: int, seed: int, purpose: str, step: int) -> 
     epochs, places = np.divmod(np.arange(step * size, (step + 1) * size), count)
     shuffles = {epoch: generator(seed, purpose, epoch).permutation(count) for epoch in np.unique(epochs).tolist()}
     return np.array([shuffles[epoch][place] for epoch, place in zip(epochs.tolist(), places.tolist(), strict=True)])
-
-
-def _hidden(inputs: int, units: int) -> tuple[nn.Module, ...]:
-    return nn.Linear(inputs, units), nn.BatchNorm1d(units), nn.LeakyReLU(0.2)
 
 
 def _turned(quarters: int) -> str:

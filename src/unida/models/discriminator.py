@@ -8,14 +8,18 @@ class Discriminator(nn.Module):
 
     Args:
         normalise: BatchNorm before each ReLU, and no dropout (TLlib: DANN, and CMU's later code).
+        leak: slope of the ReLUs below 0 (STA: 0.2).
     """
 
-    def __init__(self, num_features: int, hidden: int = 1024, dropout: float = 0.5, normalise: bool = False) -> None:
+    def __init__(
+        self, num_features: int, hidden: int = 1024, dropout: float = 0.5, normalise: bool = False, leak: float = 0.0
+    ) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         for inputs in (num_features, hidden):
             layers.append(nn.Linear(inputs, hidden))
-            layers += [nn.BatchNorm1d(hidden), nn.ReLU()] if normalise else [nn.ReLU(), nn.Dropout(dropout)]
+            bend = nn.LeakyReLU(leak) if leak else nn.ReLU()
+            layers += [nn.BatchNorm1d(hidden), bend] if normalise else [bend, nn.Dropout(dropout)]
         self.layers = nn.Sequential(*layers, nn.Linear(hidden, 1))
 
     def forward(self, features: Tensor) -> Tensor:

@@ -79,3 +79,21 @@ class CosineClassifier(UnitRows):
         """(B, d), of any length → (B, C) float32."""
         with torch.autocast(features.device.type, enabled=False):  # 16 bits are too few for a temperature of 0.05
             return F.linear(F.normalize(features.float(), dim=1), self.weight.float()) / self.temperature
+
+
+class BinaryHeads(nn.Sequential):
+    """C classifiers with one output each, side by side: "is it this class?" (STA). (B, d) → (B, C) logits.
+
+    Each is Linear, BatchNorm, LeakyReLU, Linear. A grouped convolution keeps their last layers apart; all else is by
+    unit.
+    """
+
+    def __init__(self, num_features: int, num_classes: int, hidden: int) -> None:
+        units = num_classes * hidden
+        last = nn.Conv1d(units, num_classes, kernel_size=1, groups=num_classes)
+        super().__init__(*hidden_layer(num_features, units), nn.Unflatten(1, (units, 1)), last, nn.Flatten())
+
+
+def hidden_layer(inputs: int, units: int) -> tuple[nn.Module, ...]:
+    """As STA and ROS have them in every head (released codes)."""
+    return nn.Linear(inputs, units), nn.BatchNorm1d(units), nn.LeakyReLU(0.2)
