@@ -65,6 +65,8 @@ OTHERS = [
     ("ros", "paper", "tail"),
     ("dance", "best", "head"),
     ("zhu", "best", "all"),
+    ("gda", "paper", "all"),
+    ("osht-sc", "best", "tail"),
     ("dcc", "paper", "tail"),
 ]
 
@@ -92,7 +94,7 @@ SWITCHES = [*itertools.product(["turns", "joint"], ["on", "off"], ["on", "off"])
     ("name", "updates", "learn", "goal_words"),
     [
         *(("ovanet", *switches) for switches in SWITCHES),
-        *((way[0], *switches) for way, switches in zip(OTHERS, SWITCHES, strict=True)),
+        *((way[0], *switches) for way, switches in zip(OTHERS, itertools.cycle(SWITCHES), strict=False)),
     ],
 )
 def test_a_turns_groups_hold_what_it_updates_once(name: str, updates: str, learn: str, goal_words: str) -> None:

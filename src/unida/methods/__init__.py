@@ -4,7 +4,9 @@ from unida.methods.card import Card
 from unida.methods.cmu_options import CARD as CMU
 from unida.methods.dance_options import CARD as DANCE
 from unida.methods.dcc_options import CARD as DCC
+from unida.methods.gda_options import CARD as GDA
 from unida.methods.iuan_options import CARD as IUAN
+from unida.methods.osht_sc_options import CARD as OSHT_SC
 from unida.methods.ovanet_options import CARD as OVANET
 from unida.methods.ros_options import CARD as ROS
 from unida.methods.source_only_options import CARD as SOURCE_ONLY
@@ -13,7 +15,7 @@ from unida.methods.usfda_options import CARD as USFDA
 from unida.methods.zhu_options import CARD as ZHU
 
 # In the order of the SPA paper's table, after the baseline.
-_CARDS = (SOURCE_ONLY, UAN, CMU, IUAN, ROS, DANCE, USFDA, ZHU, OVANET, DCC)
+_CARDS = (SOURCE_ONLY, UAN, CMU, IUAN, ROS, DANCE, USFDA, ZHU, GDA, OSHT_SC, OVANET, DCC)
 METHODS: dict[str, Card] = {card.name: card for card in _CARDS}
 
 __all__ = ["METHODS", "Card"]
