@@ -213,7 +213,9 @@ def test_wants_depend_on_the_step_alone_and_name_its_recipes(name: str, options:
         return want.name, want.domain, want.recipe, None if want.indices is None else want.indices.tolist()
 
     steps = (0, 9, PROBLEM.steps - 1)  # the last: some recipes are for the last phase
-    forward, backward = ({step: list(map(plain, method.wants(step))) for step in order} for order in (steps, steps[::-1]))
+    forward, backward = (
+        {step: list(map(plain, method.wants(step))) for step in order} for order in (steps, steps[::-1])
+    )
     assert forward == backward
     wants = [want for step in steps for want in method.wants(step)]
     for want in wants:

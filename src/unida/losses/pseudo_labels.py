@@ -15,7 +15,7 @@ NO_LABEL = -1
 UNKNOWN, NEITHER, KNOWN = -1, 0, 1
 EPSILON = 1e-6  # in the logarithm of the entropy (GDA's code)
 
-# ---- GDA: Mitsuzumi et al., Generalized Domain Adaptation, CVPR 2021 ---------------------------------------------------
+# ---- GDA: Mitsuzumi et al., Generalized Domain Adaptation, CVPR 2021 -------------------------------------------------
 
 
 def early_votes(logits: Tensor, early_unknown: float) -> Tensor:
@@ -95,7 +95,7 @@ def labelled_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits.float(), labels, ignore_index=NO_LABEL, reduction="sum") / len(labels)
 
 
-# ---- OSHT-SC, re-implemented from its abstract: formulas are ours -----------------------------------------------------
+# ---- OSHT-SC, re-implemented from its abstract: formulas are ours ----------------------------------------------------
 
 
 def two_sides(values: Tensor) -> float | None:

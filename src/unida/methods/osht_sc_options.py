@@ -31,7 +31,7 @@ class OSHTSCOptions:
 
 CARD = Card(
     name="osht-sc",
-    title="Re-implementation from its abstract: source-free; confident pseudo-labels, then consistent, definite answers",
+    title="Re-implementation from its abstract: source-free; sure pseudo-labels, and consistent, definite answers",
     paper="Feng, Xu & Tao, Open-Set Hypothesis Transfer with Semantic Consistency, IEEE TIP 2021 (no code is public)",
     settings="OSDA",
     Options=OSHTSCOptions,
