@@ -15,6 +15,7 @@ from unida.losses.pseudo_labels import (
     NEITHER,
     NO_LABEL,
     UNKNOWN,
+    confident_labels,
     confident_sides,
     early_votes,
     labelled_cross_entropy,
@@ -130,9 +131,25 @@ def test_images_beyond_the_mean_of_their_side_are_confident() -> None:
     entropies = torch.tensor([0.1, 0.9, 0.2, 0.7, 0.3, 0.95])
     expected = [KNOWN, UNKNOWN, KNOWN, NEITHER, NEITHER, UNKNOWN]  # sides 0.1 0.2 0.3 and 0.7 0.9 0.95
     assert confident_sides(entropies).tolist() == expected
+    many = torch.tensor([0.1, 0.2, 0.3, 0.9, 0.9, 0.9, 0.95, 0.97, 0.98])  # two are sure below, three above
+    assert confident_sides(many).tolist() == [KNOWN, KNOWN, *[NEITHER] * 5, UNKNOWN, UNKNOWN]
     assert confident_sides(torch.full((4,), 0.5)).tolist() == [NEITHER] * 4
     assert confident_sides(torch.tensor([0.6])).tolist() == [NEITHER]
     assert confident_sides(torch.tensor([0.2, 0.4])).tolist() == [KNOWN, UNKNOWN]
+
+
+def test_each_class_has_its_own_confident_images() -> None:
+    logits = drawn(60, 4)
+    logits[:, 1] *= 0.3  # a class that is hard to be sure of
+    labels, best = confident_labels(logits), logits.argmax(dim=1)
+    entropies = torch.tensor([-sum(p * math.log(p) for p in softmax(row)) for row in logits.numpy()])
+    for k in range(4):
+        (places,) = torch.where(best == k)
+        sides = confident_sides(entropies[places]).tolist()
+        names = {KNOWN: k, UNKNOWN: 4, NEITHER: NO_LABEL}
+        assert labels[places].tolist() == [names[side] for side in sides]
+        assert sides.count(KNOWN) == sides.count(UNKNOWN) > 0
+    assert confident_labels(torch.zeros(5, 3)).tolist() == [NO_LABEL] * 5
 
 
 def test_unknown_is_all_unknown_outputs_together() -> None:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from unida.losses.entropy import entropy_of_logs
 from unida.losses.source_free import log_masses
 
 NO_LABEL = -1
@@ -119,7 +120,9 @@ def two_sides(values: Tensor) -> float | None:
 
 
 def confident_sides(entropies: Tensor) -> Tensor:
-    """Which images are surely known, and which surely unknown: those beyond the mean of their side.
+    """Which images are surely known, and which surely unknown: as many of each.
+
+    On each side of the cut, those beyond the side's mean are sure; of the larger group, only the surest ones are taken.
 
     Args:
         entropies: (N,) of all target images; low for known ones.
@@ -131,10 +134,33 @@ def confident_sides(entropies: Tensor) -> Tensor:
     cut = two_sides(entropies)
     if cut is not None:
         numbers = entropies.double()
-        low = numbers < cut
-        found[low & (numbers <= numbers[low].mean())] = KNOWN
-        found[~low & (numbers >= numbers[~low].mean())] = UNKNOWN
+        low, high = numbers[numbers < cut], numbers[numbers >= cut]
+        count = min(int((low <= low.mean()).sum()), int((high >= high.mean()).sum()))
+        order = numbers.argsort(stable=True)
+        found[order[:count]] = KNOWN
+        found[order[len(order) - count :]] = UNKNOWN
     return found
+
+
+def confident_labels(logits: Tensor) -> Tensor:
+    """Labels for the surest images of each class, and "unknown" for as many of the least sure ones.
+
+    Images that have the same best class are compared with each other: a class that is hard to be sure of has its
+    labels too, and no class takes all.
+
+    Args:
+        logits: (N, C) of the known classes, of all target images.
+
+    Returns:
+        (N,) int64 in 0…C, or NO_LABEL.
+    """
+    entropies, best = entropy_of_logs(F.log_softmax(logits.float(), dim=1), dim=1), logits.argmax(dim=1)
+    labels = torch.full_like(best, NO_LABEL)
+    for of_class in (best == k for k in best.unique()):
+        sides = confident_sides(entropies[of_class])
+        known = torch.where(sides == KNOWN, best[of_class], NO_LABEL)
+        labels[of_class] = torch.where(sides == UNKNOWN, logits.shape[1], known)
+    return labels
 
 
 def open_cross_entropy(known: Tensor, unknown: Tensor, labels: Tensor) -> Tensor:

@@ -38,4 +38,5 @@ CARD = Card(
     code="unida.methods.osht_sc:OSHTSC",
     lr=0.01,  # not known; usual for source-free methods, with a tenth of it for the backbone
     steps=10_000,  # not known; OVANet's
+    from_abstract=True,
 )
