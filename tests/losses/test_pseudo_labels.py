@@ -188,6 +188,8 @@ def test_mutual_information_is_the_slow_one() -> None:
     found = mutual_information(one, other)
     assert found.item() == pytest.approx(slow(one.detach().numpy()), rel=1e-4)
     assert_gradient_is_slow(found, one, slow)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(mutual_information(one, other), found)
 
 
 def test_answers_that_are_equal_certain_and_even_have_the_most_information() -> None:

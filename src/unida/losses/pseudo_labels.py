@@ -194,7 +194,8 @@ def mutual_information(logits: Tensor, other_logits: Tensor) -> Tensor:
         Scalar, in 0…log K.
     """
     p, q = (F.softmax(given.float(), dim=1) for given in (logits, other_logits))
-    joint = p.T @ q / len(p)
+    with torch.autocast(p.device.type, enabled=False):  # or the product would have 16 bits
+        joint = p.T @ q / len(p)
     joint = ((joint + joint.T) / 2).clamp_min(torch.finfo(torch.float32).tiny)  # 0 log 0 has no gradient
     each = joint.sum(dim=1)
     return (joint * (joint.log() - each.log()[:, None] - each.log()[None])).sum()
