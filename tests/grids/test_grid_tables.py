@@ -221,6 +221,14 @@ def test_the_overview_has_settings_and_answers_side_by_side() -> None:
     assert "--train head" in table.caption and "backbone" not in table.caption, "the lines say it"
 
 
+@pytest.mark.parametrize("layout", ["overview", "pairs"])
+def test_a_table_says_what_was_re_implemented_from_an_abstract(layout: str) -> None:
+    records = [run("ovanet"), run("osht-sc"), run("mine", method="zhu+spa")]
+    told = "Re-implemented here from the paper's abstract: "
+    assert drawn(records, layout=layout)[0].caption.endswith(f"{told}osht-sc, zhu.")
+    assert told not in drawn(records[:1], layout=layout)[0].caption
+
+
 def test_an_average_of_fewer_pairs_is_not_the_best() -> None:
     records = [run("all", hos=0.5), run("all", pair="A:W", hos=0.5), run("also", hos=0.4), run("also", pair="A:W")]
     (table,) = drawn([*records, run("part", hos=0.9)], layout="overview")

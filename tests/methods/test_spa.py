@@ -66,6 +66,8 @@ OTHERS = [
     ("ros", "paper", "tail"),
     ("dance", "best", "head"),
     ("zhu", "best", "all"),
+    ("gda", "paper", "all"),
+    ("osht-sc", "best", "tail"),
     ("dcc", "paper", "tail"),
     ("dann", "best", "tail"),
     ("osbp", "paper", "head"),

@@ -16,6 +16,7 @@ from unida.errors import UserError
 from unida.grids.options import COLUMNS, SHOWN, UNKNOWN_ANSWERS, TableOptions
 from unida.grids.published import Published
 from unida.grids.results import ALONE, Record
+from unida.methods import METHODS
 from unida.support import tables
 from unida.support.suggest import did_you_mean
 
@@ -317,6 +318,9 @@ def _caption(records: Sequence[Record], metric: str, way: str, by: Sequence[str]
     for name, shown in (("backbone", "backbone"), ("train", "--train"), ("regime", "regime"), ("steps", "steps")):
         values = dict.fromkeys(str(record[name]) for record in records if name in record)
         parts += [f"{shown} {', '.join(values)}"] if 0 < len(values) < 4 and name not in by else []
+    methods = dict.fromkeys(str(record.get("method", record["row"])).partition("+")[0] for record in records)
+    ours = [name for name in methods if name in METHODS and METHODS[name].from_abstract]
+    parts += [f"Re-implemented here from the paper's abstract: {', '.join(ours)}"] if ours else []
     return ". ".join(parts) + "."
 
 

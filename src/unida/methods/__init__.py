@@ -5,8 +5,10 @@ from unida.methods.cmu_options import CARD as CMU
 from unida.methods.dance_options import CARD as DANCE
 from unida.methods.dann_options import CARD as DANN
 from unida.methods.dcc_options import CARD as DCC
+from unida.methods.gda_options import CARD as GDA
 from unida.methods.iuan_options import CARD as IUAN
 from unida.methods.osbp_options import CARD as OSBP
+from unida.methods.osht_sc_options import CARD as OSHT_SC
 from unida.methods.ovanet_options import CARD as OVANET
 from unida.methods.ros_options import CARD as ROS
 from unida.methods.rtn_options import CARD as RTN
@@ -17,7 +19,10 @@ from unida.methods.usfda_options import CARD as USFDA
 from unida.methods.zhu_options import CARD as ZHU
 
 # In the order of the SPA paper's tables, after the baseline: UniDA, then those that only its open-set tables have.
-_CARDS = (SOURCE_ONLY, UAN, CMU, IUAN, ROS, DANCE, USFDA, ZHU, OVANET, DCC, RTN, DANN, OSBP, STA)
+_CARDS = (
+    *(SOURCE_ONLY, UAN, CMU, IUAN, ROS, DANCE, USFDA, ZHU, OVANET, DCC),
+    *(RTN, DANN, OSBP, STA, GDA, OSHT_SC),
+)
 METHODS: dict[str, Card] = {card.name: card for card in _CARDS}
 
 __all__ = ["METHODS", "Card"]

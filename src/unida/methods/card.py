@@ -22,6 +22,7 @@ class Card:
     steps: int = 10_000  # with a GPU, when the user sets none (OVANet)
     cpu_steps: int = 300  # without a GPU, when the user sets none
     short_lr: float | None = None  # instead of `lr`, in runs of at most a tenth of `steps`; the backbone's stays
+    from_abstract: bool = False  # re-implemented from the abstract alone: tables say so
 
     def rate(self, steps: int) -> float:
         """The learning rate of new layers for a run of so many steps, when the user sets none."""

@@ -39,4 +39,5 @@ CARD = Card(
     code="unida.methods.zhu:Zhu",
     lr=0.01,  # not known; DANCE's
     steps=10_000,  # not known; DANCE's
+    from_abstract=True,
 )
