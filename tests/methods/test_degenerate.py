@@ -89,7 +89,9 @@ def assert_finite_and_answers(run: unida.Run, images: int, classes: set[str]) ->
 @pytest.mark.parametrize("row", ROWS)
 def test_every_method_trains_on_very_little(row: str, case: str, tmp_path: Path) -> None:
     source, target, changes = CASES[case]
-    run = adapt(tmp_path, row, source, target, **changes)
+    modes = METHODS[ROWS[row]["method"]].trains
+    train = changes["train"] if changes["train"] in modes else modes[0]
+    run = adapt(tmp_path, row, source, target, **{**changes, "train": train})
     assert_finite_and_answers(run, sum(target.values()), set(source))
 
 
@@ -110,6 +112,8 @@ def test_some_have_weak_spots_of_their_own(case: str, tmp_path: Path, caplog: py
         ("cmu", {"batch_size": 1}, "--batch-size 1 is one image in each process, but cmu has BatchNorm"),
         ("usfda", {"batch_size": 1}, "--batch-size 1 is one image in each process, but usfda has BatchNorm"),
         ("usfda", {"bottleneck": 60_000}, "--bottleneck 60000 with 2 classes needs"),
+        ("ati", {"train": "all"}, "ati cannot work with --train all: use --train head"),
+        ("ati", {"train": "tail"}, "ati cannot work with --train tail: use --train head"),
         ("usfda", {"procurement_share": 1.0}, "--procurement-share is 1.0: it must be"),
     ],
 )

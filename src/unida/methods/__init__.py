@@ -1,5 +1,6 @@
 """The methods, by the name that `--method` takes. To add one: write its files, and list its card here."""
 
+from unida.methods.ati_options import CARD as ATI
 from unida.methods.card import Card
 from unida.methods.cmu_options import CARD as CMU
 from unida.methods.dance_options import CARD as DANCE
@@ -12,8 +13,8 @@ from unida.methods.uan_options import CARD as UAN
 from unida.methods.usfda_options import CARD as USFDA
 from unida.methods.zhu_options import CARD as ZHU
 
-# In the order of the SPA paper's table, after the baseline.
-_CARDS = (SOURCE_ONLY, UAN, CMU, IUAN, ROS, DANCE, USFDA, ZHU, OVANET, DCC)
+# In the order of the SPA paper's table, after the baseline; then those that only its other tables have.
+_CARDS = (SOURCE_ONLY, UAN, CMU, IUAN, ROS, DANCE, USFDA, ZHU, OVANET, DCC, ATI)
 METHODS: dict[str, Card] = {card.name: card for card in _CARDS}
 
 __all__ = ["METHODS", "Card"]

@@ -2,7 +2,7 @@
 
 import importlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from unida.errors import UserError
 
@@ -21,6 +21,7 @@ class Card:
     lr: float = 0.01  # learning rate of new layers when the user sets none (OVANet)
     steps: int = 10_000  # with a GPU, when the user sets none (OVANet)
     short_lr: float | None = None  # instead of `lr`, in runs of at most a tenth of `steps`
+    trains: tuple[Literal["all", "tail", "head"], ...] = ("all", "tail", "head")  # what --train may be
 
     def rate(self, steps: int) -> float:
         """The learning rate of new layers for a run of so many steps, when the user sets none."""
