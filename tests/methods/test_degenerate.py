@@ -15,7 +15,11 @@ from unida.methods import METHODS
 
 Counts = dict[str, int]  # images of each class
 
-SIZES = {"usfda": {"bottleneck": 8, "spliced_images": 64}, "ros": {"bottleneck": 8}}  # so that a run takes a second
+SIZES = {
+    "usfda": {"bottleneck": 8, "spliced_images": 64},
+    "ros": {"bottleneck": 8},
+    "inheritune": {"bottleneck": 8},
+}  # so that a run takes a second
 ROWS: dict[str, dict[str, Any]] = {name: {"method": name, **SIZES.get(name, {})} for name in METHODS} | {
     "iuan, its gate open": {"method": "iuan", "accuracy_gate": 0.0},
     "cmu, as released": {"method": "cmu", "as_released": True},

@@ -20,7 +20,7 @@ CLASSES, WORDS, SIZE, IMAGES = 4, 12, 64, 8
 PROBLEM = Problem(CLASSES, num_source=IMAGES, num_target=IMAGES, steps=100, seed=3)
 
 # Those that train no backbone. Their own tests say what SPA adds to them.
-FROZEN = {"usfda", "ati"}
+FROZEN = {"usfda", "inheritune", "ati"}
 every_method = pytest.mark.parametrize("name", [name for name in METHODS if name not in FROZEN])
 every_preset = pytest.mark.parametrize("preset", PRESETS)
 

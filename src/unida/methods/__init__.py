@@ -5,6 +5,7 @@ from unida.methods.card import Card
 from unida.methods.cmu_options import CARD as CMU
 from unida.methods.dance_options import CARD as DANCE
 from unida.methods.dcc_options import CARD as DCC
+from unida.methods.inheritune_options import CARD as INHERITUNE
 from unida.methods.iuan_options import CARD as IUAN
 from unida.methods.ovanet_options import CARD as OVANET
 from unida.methods.ros_options import CARD as ROS
@@ -14,7 +15,7 @@ from unida.methods.usfda_options import CARD as USFDA
 from unida.methods.zhu_options import CARD as ZHU
 
 # In the order of the SPA paper's table, after the baseline; then those that only its other tables have.
-_CARDS = (SOURCE_ONLY, UAN, CMU, IUAN, ROS, DANCE, USFDA, ZHU, OVANET, DCC, ATI)
+_CARDS = (SOURCE_ONLY, UAN, CMU, IUAN, ROS, DANCE, USFDA, ZHU, OVANET, DCC, ATI, INHERITUNE)
 METHODS: dict[str, Card] = {card.name: card for card in _CARDS}
 
 __all__ = ["METHODS", "Card"]
