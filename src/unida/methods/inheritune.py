@@ -152,7 +152,7 @@ class InheriTune(Method):
     def is_pseudo_step(self, step: int) -> bool:
         """The client's first step is one of these, and every second one; those at its beginning are skipped."""
         number = step - self.of_vendor
-        return number >= 0 and number % 2 == 0 and number >= WITHOUT_PSEUDO / CLIENT_STEPS * self.of_client - 1
+        return number >= round(WITHOUT_PSEUDO / CLIENT_STEPS * self.of_client) and number % 2 == 0
 
     def is_adaptation_step(self, step: int) -> bool:
         return (step - self.of_vendor) % 2 == 1
