@@ -9,8 +9,8 @@ import torch
 from few_steps import Batches, Looking, decided, phases_of, prepare
 from torch import Tensor, nn
 
+from unida.config import complete, config_from_options
 from unida.errors import UserError
-from unida.methods import METHODS
 from unida.methods.ati import ATI, map_to_assigned, rejection_score, residual
 from unida.methods.ati_options import ATIOptions
 from unida.methods.base import Problem
@@ -211,9 +211,10 @@ def test_the_order_of_images_changes_nothing(toy_backbone: nn.Module, batches: B
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
 
 
-def test_defaults_are_the_papers() -> None:
-    card = METHODS["ati"]
-    assert card.trains == ("head",)
+def test_defaults_are_the_papers_on_fixed_features_with_a_gpu_too() -> None:
+    for has_gpu in (False, True):
+        config = complete(config_from_options({"method": "ati"}), has_gpu)
+        assert (config.model.train, config.training.regime) == ("head", "kept")
     assert dataclasses.asdict(ATIOptions()) == {
         "reject_place": 0.5,
         "assignment": "nearest",
