@@ -49,6 +49,12 @@ OF_ONE_METHOD: dict[str, tuple[str, Counts, Counts, dict[str, Any]]] = {
         {"train": "head", "instance_weights": "mass", "negative_classes": 150},
     ),
     "usfda: one step": ("usfda", TWO, {"star": 4, "key": 4}, {"train": "head", "steps": 1}),
+    "inheritune: one image in every class, a step for each phase": (
+        "inheritune",
+        {"star": 1, "house": 1},
+        {"star": 4, "key": 4},
+        {"train": "head", "steps": 2},
+    ),
     "dance: one class in the target": ("dance", TWO, {"house": 9}, {"train": "all"}),
     "zhu: one class in the target": ("zhu", TWO, {"house": 9}, {"train": "all"}),
 }
@@ -116,7 +122,7 @@ def test_some_have_weak_spots_of_their_own(case: str, tmp_path: Path, caplog: py
         ("cmu", {"batch_size": 1}, "--batch-size 1 is one image in each process, but cmu has BatchNorm"),
         ("usfda", {"batch_size": 1}, "--batch-size 1 is one image in each process, but usfda has BatchNorm"),
         ("usfda", {"bottleneck": 60_000}, "--bottleneck 60000 with 2 classes needs"),
-        ("ati", {"train": "all"}, "ati cannot work with --train all: use --train head"),
+        ("inheritune", {"batch_size": 1}, "--batch-size 1 is one image in each process, but inheritune has BatchNorm"),
         ("ati", {"train": "tail"}, "ati cannot work with --train tail: use --train head"),
         ("usfda", {"procurement_share": 1.0}, "--procurement-share is 1.0: it must be"),
     ],
