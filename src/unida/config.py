@@ -152,6 +152,10 @@ def check(config: Config) -> Config:
 
 def _refuse_combinations(config: Config) -> None:
     """Options of different groups that exclude each other."""
+    card = METHODS[config.training.method]
+    if config.model.train not in (AUTO, *card.trains):
+        modes = " or ".join(card.trains)
+        raise UserError(f"{card.name} cannot work with --train {config.model.train}: use --train {modes}")
     if config.training.compile and config.spa.spa:  # torch.compile covers the backbone's forward; words need its maps
         raise UserError("--compile has no effect with --spa, which does not run the backbone as a whole: leave it out")
     if "pas" in config.output.tracked and not config.spa.spa:
@@ -174,6 +178,7 @@ def complete(config: Config, has_gpu: bool) -> Config:
     lr = training.lr if training.lr is not None else card.rate(steps)
     without_gpu: TrainMode = "head" if model.tap is None else "tail"  # a tap is where to cut for the tail
     by_default: TrainMode = "all" if has_gpu else without_gpu
+    by_default = by_default if by_default in card.trains else card.trains[-1]
     train = model.train if model.train != AUTO else by_default
     regime = training.regime if training.regime != AUTO else PUBLISHED if train == "all" else KEPT
     share = 0.1 if regime == PUBLISHED else 0.01

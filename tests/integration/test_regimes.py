@@ -394,5 +394,9 @@ def test_two_processes_do_what_one_does(
 def test_the_regime_follows_from_how_much_is_trained(
     method: str, given: dict[str, Any], regime: str, frame: str
 ) -> None:
+    if given["train"] not in METHODS[method].trains:
+        with pytest.raises(unida.UserError, match=f"cannot work with --train {given['train']}"):
+            config_from_options({"method": method, **given})
+        return
     config = complete(config_from_options({"method": method, **given}), has_gpu=False)
     assert (config.training.regime, config.model.frame) == (regime, frame)

@@ -14,6 +14,7 @@ from unida.losses.source_free import (
     mass_weights,
     negative_score,
     pair_classes,
+    relative_weights,
     separation_loss,
     split_entropy,
 )
@@ -78,6 +79,16 @@ def test_equal_confidences_have_no_weight() -> None:
     """The released code divides by zero there."""
     for weights in exponential_weights(torch.full((4,), 0.3)):
         assert torch.equal(weights, torch.zeros(4))
+
+
+def test_relative_weights_are_shares_of_the_largest_confidence_of_the_whole_batch() -> None:
+    confidence = torch.tensor([0.2, 0.5, 0.4])
+    for among, largest in ((None, 0.5), (torch.tensor([0.1, 0.8]), 0.8)):
+        w, v = relative_weights(confidence, among)
+        expected = [c / largest for c in (0.2, 0.5, 0.4)]
+        assert w.tolist() == pytest.approx(expected) and v.tolist() == pytest.approx([1 - e for e in expected])
+    w, v = relative_weights(torch.zeros(2))  # a network that is certain that all is negative
+    assert w.tolist() == [0, 0] and v.tolist() == [1, 1]
 
 
 @pytest.mark.parametrize(("fast", "slow"), [(separation_loss, slow_separation), (split_entropy, slow_entropy)])

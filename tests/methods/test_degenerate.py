@@ -19,6 +19,7 @@ SIZES: dict[str, dict[str, Any]] = {  # so that a run takes a second
     "usfda": {"bottleneck": 8, "spliced_images": 64},
     "ros": {"bottleneck": 8},
     "sta": {"bottleneck": 8},
+    "inheritune": {"bottleneck": 8},
 }
 ROWS: dict[str, dict[str, Any]] = {name: {"method": name, **SIZES.get(name, {})} for name in METHODS} | {
     "iuan, its gate open": {"method": "iuan", "accuracy_gate": 0.0},
@@ -49,6 +50,12 @@ OF_ONE_METHOD: dict[str, tuple[str, Counts, Counts, dict[str, Any]]] = {
         {"train": "head", "instance_weights": "mass", "negative_classes": 150},
     ),
     "usfda: one step": ("usfda", TWO, {"star": 4, "key": 4}, {"train": "head", "steps": 1}),
+    "inheritune: one image in every class, a step for each phase": (
+        "inheritune",
+        {"star": 1, "house": 1},
+        {"star": 4, "key": 4},
+        {"train": "head", "steps": 2},
+    ),
     "dance: one class in the target": ("dance", TWO, {"house": 9}, {"train": "all"}),
     "zhu: one class in the target": ("zhu", TWO, {"house": 9}, {"train": "all"}),
 }
@@ -93,7 +100,9 @@ def assert_finite_and_answers(run: unida.Run, images: int, classes: set[str]) ->
 @pytest.mark.parametrize("row", ROWS)
 def test_every_method_trains_on_very_little(row: str, case: str, tmp_path: Path) -> None:
     source, target, changes = CASES[case]
-    run = adapt(tmp_path, row, source, target, **changes)
+    modes = METHODS[ROWS[row]["method"]].trains
+    train = changes["train"] if changes["train"] in modes else modes[0]
+    run = adapt(tmp_path, row, source, target, **{**changes, "train": train})
     assert_finite_and_answers(run, sum(target.values()), set(source))
 
 
@@ -114,6 +123,8 @@ def test_some_have_weak_spots_of_their_own(case: str, tmp_path: Path, caplog: py
         ("cmu", {"batch_size": 1}, "--batch-size 1 is one image in each process, but cmu has BatchNorm"),
         ("usfda", {"batch_size": 1}, "--batch-size 1 is one image in each process, but usfda has BatchNorm"),
         ("usfda", {"bottleneck": 60_000}, "--bottleneck 60000 with 2 classes needs"),
+        ("inheritune", {"batch_size": 1}, "--batch-size 1 is one image in each process, but inheritune has BatchNorm"),
+        ("ati", {"train": "tail"}, "ati cannot work with --train tail: use --train head"),
         ("usfda", {"procurement_share": 1.0}, "--procurement-share is 1.0: it must be"),
     ],
 )

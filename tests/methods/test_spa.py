@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from few_steps import Batches, losses_of, phases_of, prepare, take_steps, total
 from tiny_spa import (
-    KEEP_BACKBONE,
+    FROZEN,
     SIZE,
     WORDS,
     build,
@@ -76,7 +76,7 @@ OTHERS = [
 
 
 def test_no_method_is_forgotten() -> None:
-    assert {"ovanet", *KEEP_BACKBONE} | {name for name, *_ in OTHERS} == set(METHODS)
+    assert {"ovanet"} | FROZEN | {name for name, *_ in OTHERS} == set(METHODS)
 
 
 @pytest.mark.parametrize(("name", "preset", "train"), [*WAYS, *OTHERS])

@@ -19,9 +19,9 @@ from unida.recipes.mosaic import Mosaic
 CLASSES, WORDS, SIZE, IMAGES = 4, 12, 64, 8
 PROBLEM = Problem(CLASSES, num_source=IMAGES, num_target=IMAGES, steps=100, seed=3)
 
-# Those whose first phase does not train the backbone: test_usfda.py and test_sta.py say what SPA adds to them.
-KEEP_BACKBONE = ("usfda", "sta")
-every_method = pytest.mark.parametrize("name", [name for name in METHODS if name not in KEEP_BACKBONE])
+# Those whose first phase trains no backbone. Their own tests say what SPA adds to them.
+FROZEN = {"usfda", "inheritune", "ati", "sta"}
+every_method = pytest.mark.parametrize("name", [name for name in METHODS if name not in FROZEN])
 every_preset = pytest.mark.parametrize("preset", PRESETS)
 
 

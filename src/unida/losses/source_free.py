@@ -41,6 +41,18 @@ def exponential_weights(confidence: Tensor, among: Tensor | None = None) -> tupl
     return scaled(confidence.exp(), whole.exp()), scaled((1 - confidence).exp(), (1 - whole).exp())
 
 
+def relative_weights(confidence: Tensor, among: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """W = c over the largest c of the batch, and W′ = 1 − W (InheriTune's code). If all c are 0, W is 0.
+
+    Args:
+        confidence: (B,) in 0…1.
+        among: confidences of the whole batch, if `confidence` is a share of it.
+    """
+    whole = confidence if among is None else among
+    weight = confidence / whole.max().clamp_min(torch.finfo(torch.float32).tiny)
+    return weight, 1 - weight
+
+
 def mass_weights(known: Tensor, negative: Tensor) -> tuple[Tensor, Tensor]:
     """w = ŷ_s and w′ = 1 − ŷ_s, (B,) each."""
     log_known, log_negative = log_masses(known, negative)

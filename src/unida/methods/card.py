@@ -2,7 +2,7 @@
 
 import importlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from unida.errors import UserError
 
@@ -23,6 +23,7 @@ class Card:
     cpu_steps: int = 300  # without a GPU, when the user sets none
     short_lr: float | None = None  # instead of `lr`, in runs of at most a tenth of `steps`; the backbone's stays
     from_abstract: bool = False  # re-implemented from the abstract alone: tables say so
+    trains: tuple[Literal["all", "tail", "head"], ...] = ("all", "tail", "head")  # what --train may be
 
     def rate(self, steps: int) -> float:
         """The learning rate of new layers for a run of so many steps, when the user sets none."""

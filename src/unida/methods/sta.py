@@ -43,7 +43,7 @@ from torch import Tensor, nn
 from unida.losses.adversarial import domain_loss, ramp_by_calls, reverse_gradient
 from unida.losses.cross_entropy import weighted_cross_entropy
 from unida.losses.separation import binary_heads_loss, chosen_by_rank, known_ranks, weighted_entropy
-from unida.losses.source_free import negative_score
+from unida.losses.unknown_class import unknown_class_score
 from unida.methods.base import (
     DOMAINS,
     DomainName,
@@ -193,5 +193,4 @@ class STA(Method):
 
     def score(self, features: Tensor) -> Scores:
         answers = self.classifier(features).float()
-        known, unknown = answers[:, : self.num_classes], answers[:, self.num_classes :]
-        return Scores(known, negative_score(known, unknown))
+        return Scores(answers[:, : self.num_classes], unknown_class_score(answers))
