@@ -43,11 +43,12 @@ def variants() -> list[Any]:
 
 
 def variants_with_words() -> list[Any]:
-    """And every method with its own defaults on top of SPA, with all of SPA's losses; one of them with every preset."""
+    """And methods of each build on top of SPA, with all of SPA's losses. test_spa.py has the others."""
+    of_each_build = {"ovanet": PRESETS, "dcc": ["best"], "cmu": ["best"], "ros": ["best"], "usfda": ["best"]}
     return [
-        pytest.param(name, card.Options(), spa_of(preset), id=f"{name}+spa-{preset}")
-        for name, card in METHODS.items()
-        for preset in (PRESETS if name == "ovanet" else ["best"])
+        pytest.param(name, METHODS[name].Options(), spa_of(preset), id=f"{name}+spa-{preset}")
+        for name, presets in of_each_build.items()
+        for preset in presets
     ]
 
 
