@@ -19,14 +19,14 @@ MEASURED = {"office31.yaml": "backbones.csv", "office31-published.yaml": "office
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """A copy of the specs, with the folders that they name."""
-    shutil.copytree(SPECS, tmp_path, dirs_exist_ok=True)
-    for folder in ("photos/labelled", "photos/sorted"):
-        (tmp_path / folder).mkdir(parents=True)
-    return tmp_path
+    place = Path(shutil.copytree(SPECS, tmp_path / "examples" / "grids"))
+    for folder in ("photos/labelled", "photos/sorted", "../../demo/data/source", "../../demo/data/target"):
+        (place / folder).mkdir(parents=True)
+    return place
 
 
 def grid_of(name: str, place: Path) -> Grid:
-    return read_spec(place / name, None if name == "two-folders.yaml" else place)
+    return read_spec(place / name, place if "benchmark:" in (place / name).read_text() else None)
 
 
 def tasks_of(grid: Grid, place: Path) -> list[Task]:

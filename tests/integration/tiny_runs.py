@@ -6,6 +6,7 @@ import logging
 import multiprocessing
 import multiprocessing.connection
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -124,6 +125,7 @@ class Forked:
             os.dup2(self._file.fileno(), number)
         sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
         logging.getLogger().handlers = []  # the test runner's
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a runner in the background may ignore Ctrl-C
         if prepare is not None:
             prepare()
         sys.exit(run_here(words))
