@@ -27,8 +27,8 @@ from unida.methods.osht_sc import OSHTSC
 
 CHOICES: dict[str, dict[str, Any]] = {
     # Pseudo-labels begin at step 2, and change from step 4 on.
-    "gda": {"method": "gda", "steps": 8, "first_share": 0.25, "hold_share": 0.25, "train": "tail"},
-    "osht-sc": {"method": "osht-sc", "steps": 8, "train": "head"},  # four of each part
+    "gda": {"method": "gda", "steps": 8, "first_share": 0.25, "hold_share": 0.25},
+    "osht-sc": {"method": "osht-sc", "steps": 8},  # four of each part
 }
 LEFT = "the source is left"
 
@@ -41,7 +41,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> GlyphFolders:
 
 def arguments(folders: GlyphFolders, name: str, choice: str, **changes: Any) -> list[str]:
     place = folders.source.parent.parent
-    options = {"bottleneck": 8, "batch_size": 6, "lr": 0.05, **CHOICES[choice], **changes}
+    options = {"bottleneck": 8, "batch_size": 6, "lr": 0.05, "train": "head", **CHOICES[choice], **changes}
     target = options.pop("target", folders.target)
     return adapt_arguments(folders.source, target, place / name, place / "cache", **options)
 
@@ -102,9 +102,8 @@ def test_two_processes_equal_one(folders: GlyphFolders, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(nn.Dropout, "forward", nothing)
     one, two = (folders.source.parent.parent / f"{number} {choice}" for number in ("one", "two"))
-    options = {"train": "tail", "backbone": "test_vit", "lr": 0.01}
-    assert run_here(arguments(folders, one.name, choice, **options)) == 0
-    code, printed = run_two(arguments(folders, two.name, choice, **options, devices=2))
+    assert run_here(arguments(folders, one.name, choice, lr=0.01)) == 0
+    code, printed = run_two(arguments(folders, two.name, choice, lr=0.01, devices=2))
     assert code == 0, printed
     assert_nearly_same_run(two, one)
 
