@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scipy.stats import pearsonr, rankdata
 
 from unida.errors import UserError
+from unida.grids.cells import Table
+from unida.grids.formats import as_csv, latex, markdown
 from unida.grids.options import TableOptions
 from unida.grids.published import published_for
 from unida.grids.results import Record
-from unida.grids.tables import Table, as_csv, draw, latex, markdown
+from unida.grids.tables import draw
 
 PAIRS = ("amazon:dslr", "amazon:webcam", "dslr:amazon", "dslr:webcam", "webcam:amazon", "webcam:dslr")
 
@@ -71,9 +74,10 @@ def test_other_metrics_are_averages() -> None:
 
 
 def test_one_pair_needs_no_average() -> None:
-    (table,) = drawn([run(known=0.4, seconds=3.0), run(seed=1, known=0.4, seconds=5.0)], also=("known",))
+    records = [run(seed=seed, known=0.4, seconds=seconds) for seed, seconds in enumerate((3.0, 5.0, 700.0))]
+    (table,) = drawn(records, also=("known",))
     assert table.heading == ["row", "A→D", "known", "seeds", "s a run"]
-    assert line(table, "ovanet") == ["ovanet", "50.0 ± 0.0", "40.0 ± 0.0", "2", "4"]
+    assert line(table, "ovanet") == ["ovanet", "50.0 ± 0.0", "40.0 ± 0.0", "3", "5"], "the first run computed features"
 
 
 def test_runs_that_failed_do_not_count() -> None:
@@ -163,6 +167,38 @@ def test_the_paper_does_not_stand_beside_other_answers_settings_or_metrics() -> 
     assert not with_paper(records, answers="alone", metric="auroc").below
     assert not with_paper([run("dcc", setting="osda", **numbers)], answers="alone").below
     assert not with_paper([run("mine", **numbers)], answers="alone").below
+
+
+# The order of the rows
+
+
+def test_places_in_both_orders_and_how_alike_they_are() -> None:
+    """Ours: DCC, CMU, UAN. The paper's: DCC 80.2, CMU 73.1, UAN 63.5; it has no source-only."""
+    hos = {"source-only": 0.9, "uan": 0.3, "cmu": 0.4, "dcc": 0.5}
+    records = [run(row, pair=pair, hos=0.8, alone_hos=value) for row, value in hos.items() for pair in PAIRS]
+    table = with_paper(records, layout="ranks")
+    assert table.heading == ["row", "HOS alone", "place", "HOS (paper)", "place", "HOS together"]
+    assert line(table, "uan") == ["uan", "30.0", "3", "63.5", "3", "80.0"]
+    assert line(table, "source-only") == ["source-only", "90.0", "", "–", "", "80.0"], "no place: the paper has none"
+    assert table.caption.endswith("3 rows: Spearman's ρ +1.00, Kendall's τ +1.00.")
+
+
+def test_orders_that_differ_and_ties() -> None:
+    hos = {"uan": 0.5, "cmu": 0.5, "ros": 0.2, "dcc": 0.1}  # the paper: 63.5, 73.1, 82.1, 80.2
+    records = [run(row, pair=pair, alone_hos=value) for row, value in hos.items() for pair in PAIRS]
+    table = with_paper(records, layout="ranks")
+    assert [line(table, row)[2] for row in hos] == ["1", "1", "3", "4"]
+    oracle = pearsonr(rankdata([0.5, 0.5, 0.2, 0.1]), rankdata([63.5, 73.1, 82.1, 80.2])).statistic
+    assert f"Spearman's ρ {oracle:+.2f}" in table.caption
+
+
+def test_a_part_of_the_pairs_or_two_rows_have_no_order() -> None:
+    whole = [run(row, pair=pair, alone_hos=0.5) for row in ("uan", "cmu", "ros") for pair in PAIRS]
+    part = [run("dcc", alone_hos=0.9)]
+    assert line(with_paper([*whole, *part], layout="ranks"), "dcc")[1:3] == ["", ""]
+    assert with_paper(whole[:-6], layout="ranks").caption.endswith("Too few rows stand in both to compare their order.")
+    with pytest.raises(UserError, match="the paper has no table of these runs"):
+        drawn([run(alone_hos=0.5)], layout="ranks")
 
 
 # The best

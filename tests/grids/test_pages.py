@@ -9,8 +9,10 @@ from typing import NamedTuple
 import pytest
 
 from unida.cli import main
-from unida.grids.pages import BEGIN, END
+from unida.grids.pages import BEGIN, END, write_page
+from unida.grids.published import load_published
 from unida.grids.results import write_results
+from unida.grids.spec import Grid, grid_from
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/backbones.md", "docs/results.md")
@@ -84,6 +86,40 @@ def test_a_page_is_as_it_would_be_drawn(name: str, tmp_path: Path, cli: Cli) -> 
     assert answer.code == 0, answer.err
     assert (tmp_path / name).read_text(encoding="utf-8") == (REPOSITORY / name).read_text(encoding="utf-8")
     assert answer.out.startswith("as it was:")
+
+
+# The page of a grid
+
+
+PAPER_ROWS = ("uan", "cmu", "dcc")
+
+
+def grid_of(published: str | None, root: Path, setting: str = "unida") -> Grid:
+    content = {"title": "Mine", "benchmark": "office31", "published": published, "settings": [setting]}
+    return grid_from({**content, "rows": {row: {"method": row} for row in PAPER_ROWS}}, root=root)
+
+
+def test_a_grid_has_a_page_with_its_tables_beside_the_papers(tmp_path: Path) -> None:
+    numbers = {"hos": 0.9, "alone_hos": 0.5, "os": 0.9, "os_star": 0.9, "alone_os": 0.7, "alone_os_star": 0.6}
+    for setting, table, rows in (("unida", "unida-office31", PAPER_ROWS), ("osda", "osda-office31-os", ["dcc"])):
+        names = {"benchmark": "office31", "setting": setting, "seed": 0, "status": "done"}
+        pairs = load_published(table).columns if setting == "unida" else ["amazon:dslr"]
+        records = [{**names, "row": row, "pair": p, **numbers} for row in rows for p in pairs if p != "average"]
+        write_results(records, tmp_path / "results.csv")
+        page = write_page(grid_of(table, tmp_path, setting), tmp_path)
+        assert page is not None
+        text = page.read_text()
+        assert text.startswith("# Mine\n") and text.count("## ") == (3 if setting == "unida" else 5)
+        assert text.count("(paper) |") >= 2 and "    unida table DIR --layout ranks" in text
+
+
+def test_without_numbers_there_is_no_page_and_without_a_paper_there_are_only_own_answers(tmp_path: Path) -> None:
+    record = {"row": "dcc", "benchmark": "office31", "pair": "amazon:dslr", "setting": "unida", "seed": 0}
+    write_results([{**record, "status": "failed"}], tmp_path / "results.csv")
+    assert write_page(grid_of(None, tmp_path), tmp_path) is None and not (tmp_path / "results.md").exists()
+    write_results([{**record, "status": "done", "hos": 0.5}], tmp_path / "results.csv")
+    page = write_page(grid_of(None, tmp_path), tmp_path)
+    assert page is not None and page.read_text().count("## ") == 1
 
 
 # Pages

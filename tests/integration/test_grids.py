@@ -120,6 +120,7 @@ def test_every_run_is_a_run_folder_with_its_line(calm: Path, spec: Spec) -> None
         else:
             assert "not finite" in line["reason"] and not line["hos"]
     assert "not finite" in (calm / "failed" / "glyphs-diverges-0.txt").read_text()
+    assert "| ovanet |" in (calm / "results.md").read_text(), "the tables, to read"
 
 
 def test_a_run_of_a_grid_is_the_run_of_its_command(calm: Path, spec: Spec, tmp_path: Path, cli: Cli) -> None:

@@ -96,9 +96,9 @@ class TableOptions:
         Answers | None, shown("given|alone|both", "(default: given, or alone beside a published table)")
     ] = None
     """given: the runs' own answers. alone: each image by itself with the method's own threshold, as in papers."""
-    layout: Literal["pairs", "overview", "differences"] = "pairs"
-    """pairs: a column for each pair. overview: averages only, settings and answers side by side. differences: only
-    those of --against."""
+    layout: Literal["pairs", "overview", "ranks", "differences"] = "pairs"
+    """pairs: a column for each pair. overview: averages only, settings and answers side by side. ranks: averages beside
+    the paper's, and how alike the order of the rows is. differences: only those of --against."""
     by: Annotated[tuple[str, ...], shown("NAME", "(default: row)")] = ("row",)
     """Columns of results.csv that name a line of the table: row, method, backbone, train, regime."""
     rows: Annotated[tuple[str, ...] | None, shown("NAME", "(default: all)")] = None

@@ -4,19 +4,25 @@ import dataclasses
 import re
 import shlex
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from unida.errors import UserError
+from unida.grids.cells import Cell, Table, short
 from unida.grids.folder import SPEC, saved_grid
+from unida.grids.formats import as_csv, latex, markdown
 from unida.grids.options import TableOptions
 from unida.grids.plan import plan
 from unida.grids.published import PAPER, Published, load_published, published_for, published_names, spec_names
 from unida.grids.results import RESULTS, Record, collect, read_results
-from unida.grids.tables import Cell, Table, as_csv, draw, latex, markdown
+from unida.grids.spec import Grid
+from unida.grids.tables import draw, is_of
 from unida.support.files import write_text
 
 BEGIN, END = "<!-- unida table ", "<!-- end of table -->"  # each at the start of a line
 PLACE = re.compile(rf"^({BEGIN}((?:(?!-->).)*) -->\n)(?:(?!^{BEGIN}).)*?^{END}", re.DOTALL | re.MULTILINE)
+PAGE = "results.md"
+METRICS_OF = {"HOS": ("hos",), "OS and OS*": ("os", "os_star")}  # as a paper's table says, and by unida's names
 FORMATS = {"markdown": markdown, "latex": latex, "csv": as_csv}
 
 Parse = Callable[[list[str]], TableOptions]
@@ -36,6 +42,35 @@ def table_text(options: TableOptions) -> str:
     return _joined(draw(records, options, published), options)
 
 
+def write_page(grid: Grid, out: Path) -> Path | None:
+    """The tables of a grid as a page to read, in its folder: None if no finished run has labels of the target.
+
+    First the runs' own answers. Then, beside the paper's table, each image alone, as papers do.
+    """
+    done = [record for record in read_results(out / RESULTS) if record["status"] == "done"]
+    if not any("hos" in record for record in done):
+        return None
+    drawn = partial(TableOptions, results=out)
+    views = [("The runs' own answers", "--answers given --published none", drawn(answers="given", published="none"))]
+    papers = [
+        paper
+        for paper in _beside(drawn(published=grid.published), out, done)
+        if any(is_of(paper, record) for record in done)
+    ]
+    for metric in dict.fromkeys(metric for paper in papers for metric in METRICS_OF.get(paper.metric, ())):
+        beside = partial(drawn, metric=metric, published=grid.published)
+        name = f" --metric {metric}" if metric != "hos" else ""
+        views += [
+            (f"{short(metric)}, the order beside the paper's", f"--layout ranks{name}", beside(layout="ranks")),
+            (f"{short(metric)}, each image alone, as in the paper", f"--answers alone{name}", beside(answers="alone")),
+        ]
+    parts = [f"# {grid.title or 'Results'}", f"Drawn from {RESULTS}. The command over each table draws it again."]
+    for title, words, options in views:
+        parts += [f"## {title}", f"    unida table DIR {words}", table_text(options)]
+    write_text(out / PAGE, "\n\n".join(parts) + "\n")
+    return out / PAGE
+
+
 def records_of(place: Path) -> list[Record]:
     """The results of a grid's folder, as its runs are now, or those of a csv file."""
     if (place / SPEC).exists():
@@ -52,6 +87,8 @@ def _beside(options: TableOptions, place: Path, records: list[Record]) -> list[P
     name = options.published
     if name is None and (place / SPEC).exists():
         name = saved_grid(place).published
+    if name is None and options.layout == "ranks":
+        name = "auto"
     if name == "auto":
         kinds = dict.fromkeys((record["benchmark"], record["setting"]) for record in records)
         return [table for kind in kinds if (table := published_for(*kind)) is not None]

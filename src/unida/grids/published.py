@@ -56,6 +56,15 @@ class Published:
     note: str
     rows: Mapping[str, PublishedRow]
 
+    def value(self, row: str, column: str, metric: str) -> Value | None:
+        """A number of a row: of a pair or "average", and of a metric by unida's name."""
+        plain = self.metric == "HOS" and metric == "hos"
+        return self.rows[row].values.get(column if plain else f"{column} {metric}") if row in self.rows else None
+
+    def average(self, row: str, metric: str) -> float | None:
+        found = self.value(row, "average", metric)
+        return None if found is None else found.value
+
 
 def published_names() -> list[str]:
     """Names of the tables, in the paper's order."""

@@ -11,6 +11,7 @@ from unida.grids.driver import explaining_disk, run_grid
 from unida.grids.engine import Engine
 from unida.grids.folder import LOGS, SPEC, claimed, refuse_out, saved_grid
 from unida.grids.options import GridOptions
+from unida.grids.pages import write_page
 from unida.grids.plan import Task, check_plan, plan
 from unida.grids.results import Record, collect, forget_failure, note_failure
 from unida.grids.spec import Grid, grid_from, paper_spec, read_spec, run_options
@@ -61,7 +62,11 @@ def start_grid(options: GridOptions, show: Show, content: Mapping[str, Any] | No
             return _write_script(options, grid, tasks, out, show)
         engine = _engine(options, grid, out, len(tasks))
         expected = _estimate(options, tasks, out, engine.workers, show)
-        return run_grid(grid, part, out, engine, expected, show)
+        records = run_grid(grid, part, out, engine, expected, show)
+        page = write_page(grid, out)
+        if page is not None:
+            show(f"the tables to read are in {page}")
+        return records
 
 
 def _estimate(options: GridOptions, tasks: list[Task], out: Path, workers: int, show: Show) -> dict[str, float]:
