@@ -140,8 +140,19 @@ class NoOptions:
     pass
 
 
+@dataclass(frozen=True)
+class Methods:
+    compare: bool = False
+    """One table instead: what each needs and costs, and its HOS on Office-31."""
+
+
 def methods(arguments: list[str]) -> None:
-    parse(NoOptions, "unida methods", arguments, "The methods, their papers, settings and options.")
+    options = parse(Methods, "unida methods", arguments, "The methods, their papers, settings and options.")
+    if options.compare:
+        from unida.methods.compare import compare_lines
+
+        print("\n".join(compare_lines()))
+        return
     from unida.methods.listing import method_lines
 
     print("\n".join(method_lines()))
