@@ -1,6 +1,7 @@
 """The figures of the scales of NTR and DIS are those of the study of layers."""
 
 import json
+import os
 import re
 from pathlib import Path
 from unittest.mock import create_autospec
@@ -35,6 +36,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "office31"
 
 
+@pytest.mark.skipif(not os.environ.get("UNIDA_SLOW"), reason="takes 20 s: set UNIDA_SLOW=1 to run it")
 def test_the_figures_are_those_of_the_study_of_layers(
     root: Path, tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,14 +75,10 @@ def answers(run: Path) -> dict[str, tuple[str, float, float]]:
     return {row["path"]: (row["label"], float(row["probability"]), float(row["unknown_score"])) for row in rows}
 
 
-@pytest.mark.parametrize("launcher", ["--devices", "torchrun"])
-def test_two_processes_train_and_answer_as_one(folders: GlyphFolders, alone: Path, launcher: str) -> None:
-    """Started by the run itself, from the real entry point, or as torchrun starts them."""
-    name = f"two by {launcher.strip('-')}"
-    if launcher == "torchrun":
-        code, printed = run_two(arguments(folders, name))
-    else:
-        code, printed = end_of(start_process(arguments(folders, name, devices=2), start_new_session=True))
+def test_two_processes_train_and_answer_as_one(folders: GlyphFolders, alone: Path) -> None:
+    """Started by the run itself, from the real entry point. Other tests start them as torchrun does."""
+    name = "two"
+    code, printed = end_of(start_process(arguments(folders, name, devices=2), start_new_session=True))
     assert code == 0, printed
     run = alone.parent / name
 

@@ -56,7 +56,7 @@ def undisturbed(folders: GlyphFolders, whole: dict[str, Path], choice: str) -> P
     return whole[choice]
 
 
-@pytest.mark.parametrize(("choice", "step"), [("uan", 5), ("iuan", 9), ("cmu", 2), ("cmu", 7)])
+@pytest.mark.parametrize(("choice", "step"), [("iuan", 9), ("cmu", 2)])
 def test_killed_it_resumes_to_the_same_bits(
     folders: GlyphFolders, whole: dict[str, Path], monkeypatch: pytest.MonkeyPatch, choice: str, step: int
 ) -> None:
@@ -113,7 +113,7 @@ def test_names_of_target_folders_change_no_weight(folders: GlyphFolders, whole: 
     assert_same_weights(run, expected)
 
 
-@pytest.mark.parametrize("choice", ["uan", "iuan", "cmu"])  # the first release has no number of the whole batch
+@pytest.mark.parametrize("choice", ["uan", "cmu"])  # the first release has no number of the whole batch
 def test_two_processes_equal_one(folders: GlyphFolders, monkeypatch: pytest.MonkeyPatch, choice: str) -> None:
     """Weights, margins and bounds are those of the whole batch.
 

