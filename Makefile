@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint format bench clean
+.PHONY: demo test lint format bench docs clean
 
 demo: $(READY)
 	$(BIN)/unida demo
@@ -28,6 +28,14 @@ bench: $(READY)
 	for script in data_path step freed_memory evaluation clustering growth two_runs pretext digests memory grid; do $(BIN)/python benchmarks/$$script.py || exit 1; done
 	$(BIN)/python benchmarks/together.py --sizes 10000 100000
 
+# Builds site/ from docs/, and fails on a broken link.
+docs: $(VENV)/.docs-ready
+	$(BIN)/python tools/docs.py
+
+$(VENV)/.docs-ready: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; assert sys.version_info >= (3, 11), 'unida needs Python 3.11 or newer: make PYTHON=python3.11'"
 	$(PYTHON) -m venv $(VENV)
@@ -37,4 +45,4 @@ $(READY): pyproject.toml constraints.txt
 
 # Not runs/: those are results.
 clean:
-	rm -rf $(VENV) demo
+	rm -rf $(VENV) demo build site
