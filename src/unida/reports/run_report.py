@@ -152,11 +152,11 @@ def _sentence(data: RunData, unknown: int, num_source: int) -> str:
     config = data.config
     sources = f"{num_source:,} labelled images of " if num_source else ""
     steps = data.metrics["cost"].get("steps") or 0
-    learned = f"in {steps:,} steps" if steps else "by solving its heads, without steps"
+    learned = f"in {steps:,} steps" if steps else "its heads were solved, without steps"
     return (
-        f"{method_name(config)} on {config.model.backbone} (--train {config.model.train}) learned {learned} from "
-        f"{sources}{len(data.classes)} classes, and answered {len(data):,} target images: {len(data) - unknown:,} with "
-        f"a class, {unknown:,} with “unknown” ({percent(unknown / len(data))} %). "
+        f"{method_name(config)} on {config.model.backbone} (--train {config.model.train}) learned from "
+        f"{sources}{len(data.classes)} classes ({learned}), and answered {len(data):,} target images: "
+        f"{len(data) - unknown:,} with a class, {unknown:,} with “unknown” ({percent(unknown / len(data))} %). "
         f"It took {duration(data.metrics['cost']['seconds'])}."
     )
 
@@ -197,9 +197,10 @@ def _ways(data: RunData) -> list[tuple[str, str, str, str, str]]:
 
 
 def _answer_rows(data: RunData, counts: np.ndarray) -> list[tuple[str, int, str, str, str]]:
-    """Answer, images, their share, mean probability and mean unknown score."""
+    """Answer, images, their share, mean probability and mean unknown score; the most frequent first."""
     rows = []
-    for answer, count in enumerate(counts.tolist()):
+    for answer in np.argsort(-counts, kind="stable").tolist():
+        count = int(counts[answer])
         mine = data.answers == answer
         means = [f"{values[mine].mean():.3f}" if count else "" for values in (data.probability, data.unknown_score)]
         rows.append((data.answer_name(answer), count, percent(count / len(data)), means[0], means[1]))
