@@ -1,9 +1,9 @@
 """How long a report takes, and how large it is, for a run with many target images.
 
 # how to run
-    python benchmarks/report.py                                  # 20,000 made-up images: minutes, most of them for the run
+    python benchmarks/report.py                  # 20,000 made-up images: minutes, most of them for the run
     python benchmarks/report.py --images 2000
-    python benchmarks/report.py --keep DIR                       # keep the images and the run there, and find them again
+    python benchmarks/report.py --keep DIR       # keep the images and the run there, and find them again
 
 Pictures of coloured noise, which make the largest JPEGs, are adapted to by `unida adapt` with a tiny network. Then
 `unida report` runs in a process of its own, as a user would start it; the time of its imports is part of it. Writes
@@ -37,7 +37,7 @@ def main() -> None:
         seconds, _ = timed(lambda: unida("report", str(run)))
         size = (run / "report.html").stat().st_size
     name = f"report of {options.images} target images"
-    report(options.csv, [Measure(name, round(seconds, 1), "s"), Measure(name, round(size / 1e6, 2), "MB")])
+    report([Measure(name, seconds, "s"), Measure(name, size / 1e6, "MB")], options.csv)
     if seconds > LIMIT_SECONDS or size > LIMIT_BYTES:
         sys.exit(f"more than {LIMIT_SECONDS} s or {LIMIT_BYTES / 1e6:.0f} MB")
 

@@ -69,7 +69,7 @@ def test_the_numbers_are_the_runs(grid: Path, tmp_path: Path) -> None:
 
 
 def test_a_row_that_is_not_there_is_refused(grid: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no row 'bettr' .did you mean 'better'"):
+    with pytest.raises(UserError, match=r"no row 'bettr' \(did you mean 'better'"):
         write_grid_report(grid, tmp_path / "grid.html", against="bettr")
     assert not list(tmp_path.iterdir())
 
