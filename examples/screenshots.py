@@ -37,10 +37,11 @@ def main() -> None:
     if options.browser is None:
         sys.exit("no chromium found: give its path with --browser")
     with tempfile.TemporaryDirectory() as folder:
-        grid = make_grid(options.work or Path(folder))
-        run = next(path for path in sorted((grid / "runs").iterdir()) if "spa" in path.name)
-        unida("report", str(run))
-        unida("report", str(grid))
+        work = options.work or Path(folder)
+        grid = make_grid(work)
+        run = next(path for path in sorted((grid / "runs").iterdir()) if path.name.startswith("drawn-source-only"))
+        for shown in (run, grid):  # from inside: the page shows paths as they are given
+            unida("report", str(shown.relative_to(work)), folder=work)
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=options.browser, args=FLAGS.split())
             picture_of(browser, run / "report.html", options.out / "report.png", height=2300)
@@ -62,8 +63,8 @@ def make_grid(work: Path) -> Path:
     return grid
 
 
-def unida(*words: str) -> None:
-    subprocess.run([sys.executable, "-m", "unida", *words], check=True)
+def unida(*words: str, folder: Path | None = None) -> None:
+    subprocess.run([sys.executable, "-m", "unida", *words], check=True, cwd=folder)
 
 
 def picture_of(browser: Any, page_file: Path, out: Path, height: int) -> None:
@@ -72,7 +73,7 @@ def picture_of(browser: Any, page_file: Path, out: Path, height: int) -> None:
     page.goto(page_file.as_uri())
     page.wait_for_selector("html[data-ready=yes]", timeout=120_000)
     page.screenshot(path=str(out))
-    small = Image.open(out).convert("RGB").quantize(128)
+    small = Image.open(out).convert("RGB").quantize(224)
     small.save(out, optimize=True)
     print(f"wrote {out} ({out.stat().st_size / 1000:.0f} kB)")
 

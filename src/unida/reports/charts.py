@@ -188,7 +188,7 @@ def cost_against(rows: Sequence[tuple[str, float, float, float]], metric: str) -
         for number, (name, seconds, value, deviation) in enumerate(rows)
     ]
     axes = {
-        "xaxis": {"title": {"text": "seconds a run (mean, logarithmic)"}, "type": "log"},
+        "xaxis": {"title": {"text": "seconds a run (mean, logarithmic)"}, "type": "log", "dtick": "D2"},
         "yaxis": {"title": {"text": f"{metric} (mean of all runs, per cent)"}},
     }
     return {"data": data, "layout": {"height": 460, "showlegend": False, **axes}}

@@ -20,6 +20,7 @@ from unida.reports import charts
 from unida.reports.page import render, require_packages
 from unida.runs.summary import percent
 from unida.support.files import write_text
+from unida.support.progress import duration
 from unida.support.suggest import did_you_mean
 
 REPORT = "report.html"
@@ -92,7 +93,7 @@ def _sentence(tasks: Sequence[Task], records: dict[str, Record], done: dict[str,
     rest += f" {missing} are not finished yet." if missing else ""
     return (
         f"{len(done)} of {len(tasks)} runs are finished: {len(rows)} rows on {len(pairs)} pair(s), {len(seeds)} "
-        f"seed(s), {seconds / 60:,.0f} minutes of work.{rest}"
+        f"seed(s), {duration(seconds)} of work.{rest}"
     )
 
 

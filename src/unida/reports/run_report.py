@@ -2,6 +2,7 @@
 
 import base64
 import logging
+import shlex
 import time
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -106,7 +107,7 @@ def run_context(data: RunData, model: Model | None, problem: str) -> dict[str, A
         "options": [(flag(name), "" if value is None else value) for name, value in flat_options(data.config).items()],
         "command": command_to_repeat(data.config),
         "notes": [*filter(None, (problem, *data.notes, *looked.notes))],
-        "folder": str(data.folder.absolute()),
+        "folder": shlex.quote(str(data.folder)),
     }
 
 
