@@ -34,8 +34,9 @@ ORDER = (
     ("evaluation",),
     ("analysis",),
     ("runs",),
-    ("api",),
     ("grids",),
+    ("reports",),
+    ("api",),
     ("unida",),  # the package's own __init__
     ("cli",),
     ("__main__",),
@@ -63,12 +64,16 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
         *("errors", "support", "recipes", "data", "models", "features", "methods", "config"),
         *("answering", "training", "evaluation", "analysis"),
     ),
-    "api": ("errors", "support", "data", "methods", "config", "answering", "evaluation", "runs"),
     "grids": ("errors", "support", "data", "models", "methods", "config", "evaluation", "runs"),
+    "reports": (
+        *("errors", "support", "data", "features", "methods", "config", "answering", "training", "evaluation"),
+        *("analysis", "runs", "grids"),
+    ),
+    "api": ("errors", "support", "data", "methods", "config", "answering", "evaluation", "runs", "reports"),
     "unida": ("errors", "evaluation", "api", "grids"),
     "cli": (
         *("errors", "support", "data", "models", "methods", "config", "training", "analysis", "runs", "api", "grids"),
-        "unida",
+        *("reports", "unida"),
     ),
     "__main__": ("cli",),
 }
@@ -294,6 +299,7 @@ QUICK = (
     ["--help"],
     ["--version"],
     *([*verb.split(), "--help"] for verb in ("check", "adapt", "predict", "evaluate", "demo", "methods", "backbones")),
+    ["report", "--help"],
     *([*verb.split(), "--help"] for verb in ("data list", "data verify", "data show")),
     *([*verb.split(), "--help"] for verb in ("analyze layers", "analyze complexity", "analyze clusters")),
     ["adapt", "--method", "dcc", "--help"],
@@ -316,6 +322,8 @@ QUICK = (
     ["analyze", "complexity", "--method", "ovnet"],
     ["analyze", "clusters"],
     ["analyze", "clusters", "full"],
+    ["report"],
+    ["report", "full"],
 )
 
 

@@ -15,6 +15,7 @@ from unida.evaluation.metrics import OpenSetResult
 from unida.evaluation.predict import Predictions, predict_files
 from unida.evaluation.truth import Truth, read_truth_of_run
 from unida.methods.base import Method
+from unida.reports.run_report import report_after_run
 from unida.runs.folder import refuse_folder, refuse_unfinished
 from unida.runs.modelfile import ModelInfo, load_model
 from unida.runs.pipeline import execute, measure_answers
@@ -42,7 +43,9 @@ def adapt(
     paths = {"source": source, "target": target, "out": out}
     config = config_from_options({**{k: v for k, v in paths.items() if v is not None}, **options})
     refuse_folder(config)
-    return Run(execute(config))
+    folder = execute(config)
+    report_after_run(folder)
+    return Run(folder)
 
 
 def load(folder: str | os.PathLike[str]) -> "Run":

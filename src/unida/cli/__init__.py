@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from unida import __version__
-from unida.cli import grid_verbs, verbs
+from unida.cli import grid_verbs, report_verbs, verbs
 from unida.cli.output import exit_with, forget_output
 from unida.errors import UserError
 from unida.support.suggest import did_you_mean
@@ -22,6 +22,7 @@ Every image of an unlabelled folder gets one of the classes of a labelled folder
   unida evaluate RUN                                 every metric, if the target has labels
   unida grid SPEC.yaml --out DIR                     every run of a table, side by side; `unida grid status DIR`
   unida table DIR                                    tables of a grid: Markdown, LaTeX, CSV, the paper beside
+  unida report RUN|GRID                              one HTML file: answers, pictures, charts
   unida demo                                         see it work on generated pictures, in minutes
   unida methods                                      the methods, their papers and options
   unida backbones                                    the networks: size, weights, what each is good for
@@ -104,6 +105,7 @@ VERBS: dict[str, Verb] = {
     "evaluate": verbs.evaluate,
     "grid": grid_verbs.grid,
     "table": grid_verbs.table,
+    "report": report_verbs.report,
     "demo": verbs.demo,
     "methods": verbs.methods,
     "backbones": verbs.backbones,

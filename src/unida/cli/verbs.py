@@ -34,9 +34,10 @@ def adapt(arguments: list[str]) -> None:
     refuse_folder(check(config))
     out = config.output.out
     with saying_how_to_continue(f"unida adapt --out {out} --resume", out):
-        from unida.runs.pipeline import execute  # imports torch: only after all checks
+        from unida.reports.run_report import report_after_run  # imports torch: only after all checks
+        from unida.runs.pipeline import execute
 
-        execute(config)
+        report_after_run(execute(config))
 
 
 def check(arguments: list[str]) -> None:
