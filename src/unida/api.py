@@ -164,10 +164,10 @@ class Run:
         """
         from unida.export.files import export_run  # torch's exporters are slow to import
 
-        paths = [None if path is None else Path(path) for path in (onnx, torch_export)]
-        ExportOptions(self.folder, *paths, alone).check()
+        asked = ExportOptions(self.folder, _path(onnx), _path(torch_export), alone)
+        asked.check()
         method, info = load_model(self.folder / "checkpoint" / "model.safetensors", self.config)  # on the CPU
-        return export_run(self.folder, method, info, self._answered, *paths, alone)
+        return export_run(self.folder, method, info, self._answered, asked.onnx, asked.torch_export, alone)
 
     def evaluate(self, target: str | os.PathLike[str] | None = None, progress: bool = False) -> OpenSetResult:
         """Every metric, on the run's own target or on another folder with one sub-folder per class.

@@ -146,8 +146,8 @@ def write_torch(traced: Traced, path: Path) -> Written:
     run = traced.program.module()
     with torch.no_grad():
         parts = [run(some) for some in traced.expected.centres.split(AT_ONCE)]
-    columns = [torch.cat([part[place] for part in parts]).numpy() for place in range(3)]
-    apart = compare(traced.expected, *columns, f"--torch-export {path}")
+    label, probability, unknown = (torch.cat([part[place] for part in parts]).numpy() for place in range(3))
+    apart = compare(traced.expected, label, probability, unknown, f"--torch-export {path}")
     with written_aside(path) as aside, open(aside, "wb") as stream, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of tensors that are parts of others
         torch.export.save(traced.program, stream, extra_files={"unida.json": json.dumps(traced.about)})

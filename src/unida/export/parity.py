@@ -22,9 +22,7 @@ from unida.support.random import generator
 
 OF_TARGET, MADE = 24, 8  # images to compare
 TOLERANCE = 1e-4  # of probabilities and unknown scores
-TIES = (
-    0.05  # share of images whose neighbours may have other ranks: two that are equally near change places by rounding
-)
+TIES = 0.1  # share of images that may have other neighbours: rounding decides between two that are equally near
 
 
 @dataclass(frozen=True)
