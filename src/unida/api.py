@@ -107,18 +107,21 @@ class Run:
         target's images have a say. New images do not change each other's answers.
 
         Args:
-            images: a folder, with its sub-folders, or paths of image files.
+            images: a folder, with its sub-folders, or a list of paths of image files and folders.
             progress: show progress on the terminal.
             alone: answer each image by itself, with the method's own threshold.
 
         Returns:
             One prediction per readable image of a folder, sorted by path; for a list, one per given path, in the given
-            order and under the given name. Files that cannot be read are in its `skipped`.
+            order and under the given name, and for a folder in it all of its images. Files that cannot be read are in
+            its `skipped`.
         """
         if isinstance(images, str | os.PathLike):
             found = self._answer(*scan(images), progress, alone)
             return Predictions(sorted(found, key=lambda prediction: prediction.path), found.skipped)
-        paths = [os.fspath(path) for path in images]
+        paths: list[str] = []
+        for path in images:
+            paths += _inside(os.fspath(path)) if os.path.isdir(path) else [os.fspath(path)]
         return self._answer(*scan_listed([Path(path) for path in paths], root=Path()), progress, alone).of(paths)
 
     def _answer(
@@ -191,6 +194,12 @@ class Run:
         ways = (self._by_rule(scored, digests), self._alone(scored, digests))
         given, alone = (measure_answers(answers, truth, method.num_classes) for answers in ways)
         return given, alone
+
+
+def _inside(folder: str) -> list[str]:
+    """Every file of a folder, by path: those that are no images will be skipped with a reason."""
+    files, skipped = scan(folder)
+    return sorted([*(str(file.path) for file in files), *(item.path for item in skipped)])
 
 
 def _path(path: str | os.PathLike[str] | None) -> Path | None:

@@ -101,7 +101,7 @@ def _group(name: str, commands: dict[str, Verb]) -> Verb:
 VERBS: dict[str, Verb] = {
     "check": verbs.check,
     "adapt": verbs.adapt,
-    "predict": verbs.predict,
+    "predict": export_verbs.predict,
     "export": export_verbs.export,
     "evaluate": verbs.evaluate,
     "grid": grid_verbs.grid,
