@@ -34,6 +34,7 @@ ORDER = (
     ("evaluation",),
     ("analysis",),
     ("runs",),
+    ("export",),
     ("api",),
     ("grids",),
     ("unida",),  # the package's own __init__
@@ -63,12 +64,13 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
         *("errors", "support", "recipes", "data", "models", "features", "methods", "config"),
         *("answering", "training", "evaluation", "analysis"),
     ),
-    "api": ("errors", "support", "data", "methods", "config", "answering", "evaluation", "runs"),
+    "export": ("errors", "support", "data", "methods", "answering", "runs"),
+    "api": ("errors", "support", "data", "methods", "config", "answering", "evaluation", "runs", "export"),
     "grids": ("errors", "support", "data", "models", "methods", "config", "evaluation", "runs"),
     "unida": ("errors", "evaluation", "api", "grids"),
     "cli": (
         *("errors", "support", "data", "models", "methods", "config", "training", "analysis", "runs", "api", "grids"),
-        "unida",
+        *("export", "unida"),
     ),
     "__main__": ("cli",),
 }
