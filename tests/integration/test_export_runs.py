@@ -10,11 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import unida
+from unida.answering.alone import Answers
 from unida.errors import UserError
 from unida.export import parity
+from unida.export.files import Traced, write_torch
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -82,20 +85,47 @@ def test_the_file_says_what_it_is_and_takes_any_batch(exported: Path) -> None:
     np.testing.assert_array_equal(together[0], np.where(unknown, 4, together[3].argmax(axis=1)))
 
 
-def test_a_file_that_answers_otherwise_is_not_written(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expect = parity.expect
+def expected(together: bool) -> parity.Expected:
+    """Twenty images of class 0, far from the threshold; C is 3."""
+    n = 20
+    answers = Answers(
+        torch.zeros(n, dtype=int), torch.zeros(n, dtype=int), torch.full((n,), 0.8), torch.full((n,), 0.2)
+    )
+    return parity.Expected([Path()] * n, torch.zeros(n, 2, 2, 3, dtype=torch.uint8), answers, 0.5, 3, together)
 
-    def other(paths: Any, method: Any, *rest: Any) -> Any:
-        expected = expect(paths, method, *rest)
-        for parameter in method.backbone.parameters():
-            parameter.data.mul_(1.1)  # the graph is traced after this
-        return expected
 
-    monkeypatch.setattr("unida.export.files.expect", other)
-    with pytest.raises(UserError, match=r"model.pt2 does not answer as unida predict does: of \d+ images"):
-        unida.load(finished).export(torch_export=tmp_path / "model.pt2")
+@pytest.mark.parametrize(
+    ("moved", "together", "passes"), [(0, False, True), (1, False, False), (2, True, True), (3, True, False)]
+)
+def test_how_many_scores_may_differ(moved: int, together: bool, passes: bool) -> None:
+    """None if images answer alone; where they answer together, a tenth of them."""
+    unknown = np.full(20, 0.2)
+    unknown[:moved] += 0.001
+    given = (expected(together), np.zeros(20, dtype=int), np.full(20, 0.8), unknown, "--onnx m.onnx")
+    if passes:
+        assert parity.compare(*given) == pytest.approx(0.001 if moved else 0, abs=1e-6)
+    else:
+        with pytest.raises(UserError, match=f"0 have another label and {moved} a score"):
+            parity.compare(*given)
+
+
+def test_another_label_or_a_score_that_is_no_number_is_refused() -> None:
+    labels, scores = np.zeros(20, dtype=int), (np.full(20, 0.8), np.full(20, 0.2))
+    other, broken = labels.copy(), np.full(20, np.nan)
+    other[7] = 3
+    with pytest.raises(UserError, match="1 have another label"):
+        parity.compare(expected(True), other, *scores, "x")
+    with pytest.raises(UserError, match="20 a score"):
+        parity.compare(expected(True), labels, scores[0], broken, "x")
+
+
+def test_a_file_that_answers_otherwise_is_not_written(tmp_path: Path) -> None:
+    class Other:
+        def module(self) -> Any:
+            return lambda images: (torch.ones(len(images)), torch.ones(len(images)), torch.ones(len(images)))
+
+    with pytest.raises(UserError, match="does not answer as unida predict does"):
+        write_torch(Traced(Other(), 0, {}, expected(True)), tmp_path / "model.pt2")  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
 
 
