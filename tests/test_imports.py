@@ -34,6 +34,7 @@ ORDER = (
     ("evaluation",),
     ("analysis",),
     ("runs",),
+    ("export",),
     ("grids",),
     ("reports",),
     ("api",),
@@ -64,16 +65,17 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
         *("errors", "support", "recipes", "data", "models", "features", "methods", "config"),
         *("answering", "training", "evaluation", "analysis"),
     ),
+    "export": ("errors", "support", "data", "methods", "answering", "runs"),
     "grids": ("errors", "support", "data", "models", "methods", "config", "evaluation", "runs"),
     "reports": (
         *("errors", "support", "data", "features", "methods", "config", "answering", "training", "evaluation"),
         *("analysis", "runs", "grids"),
     ),
-    "api": ("errors", "support", "data", "methods", "config", "answering", "evaluation", "runs", "reports"),
+    "api": ("errors", "support", "data", "methods", "config", "answering", "evaluation", "runs", "export", "reports"),
     "unida": ("errors", "evaluation", "api", "grids"),
     "cli": (
         *("errors", "support", "data", "models", "methods", "config", "training", "analysis", "runs", "api", "grids"),
-        *("reports", "unida"),
+        *("export", "reports", "unida"),
     ),
     "__main__": ("cli",),
 }

@@ -63,21 +63,22 @@ class Kept:
 
     def join(self, scored: Scored) -> tuple[Tensor, Tensor]:
         """Class probabilities (B, C) and unknown scores (B,) of new images. They do not change each other's."""
-        directions = centred(scored.directions, self.centre)
-        own = _own_values(scored, self.threshold)
         k = self.cosines.shape[1]
         width = max(len(self.directions), k * k, k * self.spread.shape[1])  # numbers for each new image
-        size = max(1, BLOCK // width)
-        parts = [self._join(*some, k) for some in zip(directions.split(size), own.split(size), strict=True)]
-        return _finished(torch.cat(parts))
+        some = torch.arange(len(scored)).split(max(1, BLOCK // width))
+        parts = [self.join_few(scored.rows(rows)) for rows in some]
+        return torch.cat([q for q, _ in parts]), torch.cat([unknown for _, unknown in parts])
 
-    def _join(self, directions: Tensor, own: Tensor, k: int) -> Tensor:
-        best = (directions @ self.directions.float().T).topk(k, dim=1)
+    def join_few(self, scored: Scored) -> tuple[Tensor, Tensor]:
+        """As `join`, for so few images that memory does not matter. An exported model has this as its graph."""
+        k = self.cosines.shape[1]
+        best = (centred(scored.directions, self.centre) @ self.directions.float().T).topk(k, dim=1)
         back = 1 + (self.cosines[best.indices].float() > best.values[:, :, None]).sum(dim=2)  # our rank in their lists
         rank = torch.maximum(back, torch.arange(1, k + 1))
         weight = ((k + 1 - rank) / k).clamp(min=0)
         theirs = (weight[:, :, None] * self.spread[best.indices].float()).sum(dim=1)
-        return (self.own_weight * own + theirs) / (self.own_weight + weight.sum(dim=1, keepdim=True))
+        own = self.own_weight * _own_values(scored, self.threshold)
+        return _finished((own + theirs) / (self.own_weight + weight.sum(dim=1, keepdim=True)))
 
 
 def default_neighbours(count: int) -> int:

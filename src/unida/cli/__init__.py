@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from unida import __version__
-from unida.cli import grid_verbs, report_verbs, verbs
+from unida.cli import export_verbs, grid_verbs, report_verbs, verbs
 from unida.cli.output import exit_with, forget_output
 from unida.errors import UserError
 from unida.support.suggest import did_you_mean
@@ -19,6 +19,7 @@ Every image of an unlabelled folder gets one of the classes of a labelled folder
   unida check --source DIR --target DIR              what is in the folders, how long will it take?
   unida adapt --source DIR --target DIR --out RUN    adapt a classifier to the target
   unida predict RUN DIR --csv FILE                   answers for other images
+  unida export RUN --onnx FILE                       the run as one file that answers without this package
   unida evaluate RUN                                 every metric, if the target has labels
   unida grid SPEC.yaml --out DIR                     every run of a table, side by side; `unida grid status DIR`
   unida table DIR                                    tables of a grid: Markdown, LaTeX, CSV, the paper beside
@@ -101,7 +102,8 @@ def _group(name: str, commands: dict[str, Verb]) -> Verb:
 VERBS: dict[str, Verb] = {
     "check": verbs.check,
     "adapt": verbs.adapt,
-    "predict": verbs.predict,
+    "predict": export_verbs.predict,
+    "export": export_verbs.export,
     "evaluate": verbs.evaluate,
     "grid": grid_verbs.grid,
     "table": grid_verbs.table,
