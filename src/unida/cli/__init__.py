@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from unida import __version__
-from unida.cli import grid_verbs, verbs
+from unida.cli import discover_verbs, grid_verbs, verbs
 from unida.cli.output import exit_with, forget_output
 from unida.errors import UserError
 from unida.support.suggest import did_you_mean
@@ -20,6 +20,7 @@ Every image of an unlabelled folder gets one of the classes of a labelled folder
   unida adapt --source DIR --target DIR --out RUN    adapt a classifier to the target
   unida predict RUN DIR --csv FILE                   answers for other images
   unida evaluate RUN                                 every metric, if the target has labels
+  unida discover RUN                                 the unknown images, in groups that look like one class each
   unida grid SPEC.yaml --out DIR                     every run of a table, side by side; `unida grid status DIR`
   unida table DIR                                    tables of a grid: Markdown, LaTeX, CSV, the paper beside
   unida demo                                         see it work on generated pictures, in minutes
@@ -102,6 +103,7 @@ VERBS: dict[str, Verb] = {
     "adapt": verbs.adapt,
     "predict": verbs.predict,
     "evaluate": verbs.evaluate,
+    "discover": discover_verbs.discover,
     "grid": grid_verbs.grid,
     "table": grid_verbs.table,
     "demo": verbs.demo,
