@@ -8,17 +8,20 @@ labels; they are used for this table only.
 
 import argparse
 import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 
 import unida
 from unida.analysis.groups import Groups, find_groups
 from unida.clustering.kmeans import kmeans
 from unida.config import method_name
-from unida.errors import UserError
 from unida.evaluation.grouping import GroupingResult
-from unida.runs.discover import Space, describe, look_at_unknown
+from unida.runs.discover import Space, UnknownImages, describe, look_at_unknown
 from unida.support.tables import markdown
 
 HEADING = ["pair", "method", "space", "groups", "classes", "accuracy", "NMI", "H³", "k-means: accuracy", "NMI"]
@@ -29,29 +32,39 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--space", nargs="+", default=["features"], choices=["features", "words", "both"])
     options = parser.parse_args()
-    rows = []
-    for folder in options.runs:
-        for space in options.space:
-            try:
-                rows.append(measure(folder, space))
-            except UserError as error:  # a run without words
-                print(f"left out: {error}", flush=True)
-    print(table(rows))
+    print(table([row for folder in options.runs for row in measure(folder, options.space)]))
 
 
-def measure(folder: Path, space: Space) -> list[str | float]:
+def measure(folder: Path, spaces: Sequence[Space]) -> list[list[str | float]]:
+    """A row for each space that the run has."""
     run = unida.load(folder)
-    unknown = look_at_unknown(run._finished, space, visible=False)
-    found = measured(find_groups(unknown.features), unknown, run)
-    told = kmeans(unknown.features, found.true, seed=0).assignment  # the true number is told
-    other = measured(Groups(told, torch.ones(len(told))), unknown, run)
-    data = run.config.data
-    pair = data.pair or f"{data.source}:{data.target}"
-    numbers = [found.accuracy, found.nmi, found.h3, other.accuracy, other.nmi]
-    return [pair, method_name(run.config), space, found.found, found.true, *(100 * (x or 0) for x in numbers)]
+    rows = []
+    for space, unknown in images_of(run, spaces).items():
+        found = measured(find_groups(unknown.features), unknown, run)
+        told = kmeans(F.normalize(unknown.features, dim=1), found.true, seed=0).assignment  # the true number is told
+        other = measured(Groups(told, torch.ones(len(told))), unknown, run)
+        data = run.config.data
+        pair = data.pair or f"{data.source}:{data.target}"
+        shares = [found.accuracy, found.nmi, found.h3, other.accuracy, other.nmi]
+        numbers = [float(found.found), float(found.true), *(100 * (share or 0) for share in shares)]
+        rows.append([pair, method_name(run.config), space, *numbers])
+        print(rows[-1], file=sys.stderr, flush=True)
+    return rows
 
 
-def measured(groups: Groups, unknown, run) -> GroupingResult:
+def images_of(run: unida.Run, spaces: Sequence[Space]) -> dict[Space, UnknownImages]:
+    """The unknown images in each space. Images are looked at once: "both" has the features first, then the words."""
+    found: dict[Space, UnknownImages] = {}
+    if "features" in spaces:
+        found["features"] = look_at_unknown(run._finished, "features", visible=False)
+    if run.config.spa.spa and {"words", "both"} & {*spaces}:
+        both = look_at_unknown(run._finished, "both", visible=False)
+        words = both.features[:, -len(run._finished.method.prototypes) :]
+        found |= {"words": replace(both, features=words), "both": both}
+    return {space: found[space] for space in spaces if space in found}
+
+
+def measured(groups: Groups, unknown: UnknownImages, run: unida.Run) -> GroupingResult:
     result = describe(unknown, groups, run._finished, visible=False).measured
     if result is None:
         raise SystemExit(f"{run.folder}: its target has no labels to compare groups with")
