@@ -316,6 +316,9 @@ QUICK = (
     ["analyze", "complexity", "--method", "ovnet"],
     ["analyze", "clusters"],
     ["analyze", "clusters", "full"],
+    ["discover", "--help"],
+    ["discover", "full"],
+    ["discover", "full", "--copy"],
 )
 
 
