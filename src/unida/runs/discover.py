@@ -173,14 +173,14 @@ def _computed(run: FinishedRun, files: Sequence[ImageFile], space: Space, visibl
             for index in np.array_split(np.arange(len(pixels)), -(-len(pixels) // BATCH_ON_CPU)):
                 images = run.preprocess.test_view(pixels, index)
                 for name in spaces:
-                    seen = run.method.features(images) if name == "features" else _words(run.method, images)
+                    seen = run.method.features(images) if name == "features" else words_of(run.method, images)
                     parts[name].append(F.normalize(seen.float(), dim=1).cpu())
             report(min(start + CHUNK, len(files)))
     directions = [torch.cat(part) for part in parts.values()]
     return torch.cat([centred(some, some.mean(dim=0)) for some in directions], dim=1)
 
 
-def _words(method: Method, images: Tensor) -> Tensor:
+def words_of(method: Method, images: Tensor) -> Tensor:
     """(B, K) roots of the shares of words: their cosine is Bhattacharyya's likeness of two histograms."""
     assert isinstance(method, SPA)  # refuse_space made sure
     words = method.words
