@@ -326,6 +326,9 @@ QUICK = (
     ["analyze", "clusters", "full"],
     ["report"],
     ["report", "full"],
+    ["discover", "--help"],
+    ["discover", "full"],
+    ["discover", "full", "--copy"],
 )
 
 

@@ -17,6 +17,7 @@ from unida.evaluation.truth import Truth, read_truth_of_run
 from unida.export.options import ExportOptions
 from unida.methods.base import Method
 from unida.reports.run_report import report_after_run
+from unida.runs.discover import Discovery, FinishedRun, Space, discover
 from unida.runs.folder import refuse_folder, refuse_unfinished
 from unida.runs.modelfile import ModelInfo, load_model
 from unida.runs.pipeline import execute, measure_answers
@@ -197,6 +198,18 @@ class Run:
         ways = (self._by_rule(scored, digests), self._alone(scored, digests))
         given, alone = (measure_answers(answers, truth, method.num_classes) for answers in ways)
         return given, alone
+
+    def discover(self, space: Space = "features", progress: bool = False) -> Discovery:
+        """The unknown images of the run's target, in groups that look like one class each. Writes nothing.
+
+        Args:
+            space: what must be alike: "features", SPA's "words", or "both" with equal weight.
+        """
+        return discover(self._finished, space, progress)
+
+    @property
+    def _finished(self) -> FinishedRun:
+        return FinishedRun(self.folder, self.config, *self._model, self._answered, self._preprocess)
 
 
 def _inside(folder: str) -> list[str]:
