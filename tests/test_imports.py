@@ -36,6 +36,7 @@ ORDER = (
     ("runs",),
     ("api",),
     ("grids",),
+    ("serving",),
     ("unida",),  # the package's own __init__
     ("cli",),
     ("__main__",),
@@ -65,10 +66,11 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     ),
     "api": ("errors", "support", "data", "methods", "config", "answering", "evaluation", "runs"),
     "grids": ("errors", "support", "data", "models", "methods", "config", "evaluation", "runs"),
+    "serving": ("errors", "support", "data", "methods", "config", "answering", "runs"),
     "unida": ("errors", "evaluation", "api", "grids"),
     "cli": (
         *("errors", "support", "data", "models", "methods", "config", "training", "analysis", "runs", "api", "grids"),
-        "unida",
+        *("serving", "unida"),
     ),
     "__main__": ("cli",),
 }
@@ -294,6 +296,7 @@ QUICK = (
     ["--help"],
     ["--version"],
     *([*verb.split(), "--help"] for verb in ("check", "adapt", "predict", "evaluate", "demo", "methods", "backbones")),
+    ["serve", "--help"],
     *([*verb.split(), "--help"] for verb in ("data list", "data verify", "data show")),
     *([*verb.split(), "--help"] for verb in ("analyze layers", "analyze complexity", "analyze clusters")),
     ["adapt", "--method", "dcc", "--help"],
@@ -316,6 +319,9 @@ QUICK = (
     ["analyze", "complexity", "--method", "ovnet"],
     ["analyze", "clusters"],
     ["analyze", "clusters", "full"],
+    ["serve", "full"],
+    ["serve", "full", "--port", "70000"],
+    ["serve", "full", "--token", "short"],
 )
 
 

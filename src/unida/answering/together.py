@@ -72,12 +72,23 @@ class Kept:
         return _finished(torch.cat(parts))
 
     def _join(self, directions: Tensor, own: Tensor, k: int) -> Tensor:
+        others, weight = self._who_has_a_say(directions, k)
+        theirs = (weight[:, :, None] * self.spread[others].float()).sum(dim=1)
+        return (self.own_weight * own + theirs) / (self.own_weight + weight.sum(dim=1, keepdim=True))
+
+    def _who_has_a_say(self, directions: Tensor, k: int) -> tuple[Tensor, Tensor]:
         best = (directions @ self.directions.float().T).topk(k, dim=1)
         back = 1 + (self.cosines[best.indices].float() > best.values[:, :, None]).sum(dim=2)  # our rank in their lists
         rank = torch.maximum(back, torch.arange(1, k + 1))
-        weight = ((k + 1 - rank) / k).clamp(min=0)
-        theirs = (weight[:, :, None] * self.spread[best.indices].float()).sum(dim=1)
-        return (self.own_weight * own + theirs) / (self.own_weight + weight.sum(dim=1, keepdim=True))
+        return best.indices, ((k + 1 - rank) / k).clamp(min=0)
+
+    def who_has_a_say(self, directions: Tensor) -> tuple[Tensor, Tensor]:
+        """The kept images that are near a few new ones, and their weights: (B, k) each, the nearest first.
+
+        Args:
+            directions: (B, d) of unit length, as in `Scored`. So few that a block is enough.
+        """
+        return self._who_has_a_say(centred(directions, self.centre), self.cosines.shape[1])
 
 
 def default_neighbours(count: int) -> int:
@@ -201,7 +212,14 @@ def _finished(spread: Tensor) -> tuple[Tensor, Tensor]:
 def _sample(directions: Tensor, found: Nearest) -> tuple[Tensor, Nearest]:
     """All images; above the limit, a random sample of them, with their nearest images among the sample."""
     count, k = found.others.shape
-    if count <= LIMIT:
-        return torch.arange(count), found
-    rows = torch.from_numpy(generator(0, "kept images").choice(count, size=LIMIT, replace=False)).sort().values
+    rows = kept_rows(count)
+    if len(rows) == count:
+        return rows, found
     return rows, nearest(directions[rows], min(k, default_neighbours(LIMIT)))
+
+
+def kept_rows(count: int) -> Tensor:
+    """Which of a target's images are kept for new ones to join."""
+    if count <= LIMIT:
+        return torch.arange(count)
+    return torch.from_numpy(generator(0, "kept images").choice(count, size=LIMIT, replace=False)).sort().values

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from unida import __version__
-from unida.cli import grid_verbs, verbs
+from unida.cli import grid_verbs, serve_verbs, verbs
 from unida.cli.output import exit_with, forget_output
 from unida.errors import UserError
 from unida.support.suggest import did_you_mean
@@ -19,6 +19,7 @@ Every image of an unlabelled folder gets one of the classes of a labelled folder
   unida check --source DIR --target DIR              what is in the folders, how long will it take?
   unida adapt --source DIR --target DIR --out RUN    adapt a classifier to the target
   unida predict RUN DIR --csv FILE                   answers for other images
+  unida serve RUN                                    a page in the browser and a JSON API that answer images
   unida evaluate RUN                                 every metric, if the target has labels
   unida grid SPEC.yaml --out DIR                     every run of a table, side by side; `unida grid status DIR`
   unida table DIR                                    tables of a grid: Markdown, LaTeX, CSV, the paper beside
@@ -101,6 +102,7 @@ VERBS: dict[str, Verb] = {
     "check": verbs.check,
     "adapt": verbs.adapt,
     "predict": verbs.predict,
+    "serve": serve_verbs.serve,
     "evaluate": verbs.evaluate,
     "grid": grid_verbs.grid,
     "table": grid_verbs.table,

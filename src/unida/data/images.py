@@ -52,14 +52,14 @@ def read_rgb(path: str | os.PathLike[str]) -> Image.Image:
         return decode_rgb(stream)
 
 
-def decode_rgb(stream: BinaryIO) -> Image.Image:
-    """`read_rgb` for an open, seekable file."""
+def decode_rgb(stream: BinaryIO, most_pixels: int = MAX_PIXELS) -> Image.Image:
+    """`read_rgb` for an open, seekable file. A picture of more pixels than `most_pixels` is not even decoded."""
     try:
         if stream.seek(0, os.SEEK_END) == 0:
             raise BadImage("empty file")
         stream.seek(0)
         with Image.open(stream, formats=_FORMATS) as image:
-            _check_pixel_count(image.width, image.height)
+            _check_pixel_count(image.width, image.height, most_pixels)
             image.load()
             return _to_rgb(_upright(image))
     except BadImage:
@@ -100,15 +100,15 @@ def resized_shape(width: int, height: int, mode: ResizeMode, size: int) -> tuple
     return int(size * width / height), size
 
 
-def _check_pixel_count(width: int, height: int) -> None:
+def _check_pixel_count(width: int, height: int, most: int = MAX_PIXELS) -> None:
     if width < 1 or height < 1:
         raise BadImage("has no pixels")
-    if width * height > MAX_PIXELS:
-        raise BadImage(_too_many_pixels())
+    if width * height > min(most, MAX_PIXELS):
+        raise BadImage(_too_many_pixels(most))
 
 
-def _too_many_pixels() -> str:
-    return f"too many pixels (more than {MAX_PIXELS:,})"
+def _too_many_pixels(most: int = MAX_PIXELS) -> str:
+    return f"too many pixels (more than {min(most, MAX_PIXELS):,})"
 
 
 def _one_line(error: BaseException) -> str:
