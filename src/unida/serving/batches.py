@@ -44,7 +44,7 @@ class Batches:
         other_work: Callable[[], bool] = lambda: False,
     ) -> None:
         self._answer, self._size, self._other_work = answer, size, other_work
-        self._jobs: queue.Queue[_Job] = queue.Queue()
+        self._jobs: queue.Queue[_Job | None] = queue.Queue()  # None: wake up, there is an end
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="answers", daemon=True)
         self.passes = 0  # forward passes for requests
@@ -56,7 +56,9 @@ class Batches:
     def stop(self) -> None:
         """End after the batch that is being answered."""
         self._stop.set()
-        self._thread.join()
+        self._jobs.put(None)
+        if self._thread.ident is not None:
+            self._thread.join()
 
     @property
     def waiting(self) -> int:
@@ -73,17 +75,17 @@ class Batches:
 
     def _work(self) -> None:
         while not self._stop.is_set():
-            batch = [job for job in self._next_batch() if job.result.set_running_or_notify_cancel()]
+            batch = [job for job in self._next_batch() if job and job.result.set_running_or_notify_cancel()]
             if batch:
                 self._finish(batch)
 
-    def _next_batch(self) -> list[_Job]:
+    def _next_batch(self) -> list[_Job | None]:
         try:
             batch = [self._jobs.get(timeout=0 if self._did_other_work() else REST_SECONDS)]
         except queue.Empty:
             return []
         until = time.monotonic() + WAIT_SECONDS
-        while len(batch) < self._size:
+        while batch[-1] is not None and len(batch) < self._size:
             try:
                 batch.append(self._jobs.get(timeout=max(0.0, until - time.monotonic())))
             except queue.Empty:

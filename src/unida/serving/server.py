@@ -105,6 +105,7 @@ def serve(options: ServeOptions, say: Callable[[str], None]) -> None:
         )
         host = f"[{options.host}]" if ":" in options.host else options.host
         say(f"{service.model.name}, {len(service.model.info.classes)} classes; {service.model.how}")
+        listener.listen()  # from now on, who opens the address waits a moment instead of being refused
         if is_made:
             say(f"token: {token}")
         say(f"open http://{host}:{listener.getsockname()[1]}/ in a browser; Ctrl-C ends")

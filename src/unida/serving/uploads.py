@@ -46,9 +46,7 @@ async def read_uploads(request: Request, options: ServeOptions, hold: Callable[[
         async with asyncio.timeout(options.upload_seconds):
             form = await parser.parse()
     except TimeoutError as error:
-        raise HTTPException(
-            408, f"the request took more than {options.upload_seconds:g} s to arrive", LAST
-        ) from error
+        raise HTTPException(408, f"the request took more than {options.upload_seconds:g} s to arrive", LAST) from error
     except NoRoom as error:
         raise HTTPException(503, "too many uploads at this moment: try again", {**AGAIN, **LAST}) from error
     except MultiPartException as error:
