@@ -82,9 +82,13 @@ def test_the_page_answers_an_image_that_is_chosen(page: Any, target: Path) -> No
     for card in page.query_selector_all(".card"):
         assert re.fullmatch("unknown|star|house|heart|arrow", card.query_selector(".label").inner_text())
         assert card.query_selector(".probability").inner_text().endswith("%")
-        assert card.query_selector(".heat").is_visible()
+        heat, sent = card.query_selector(".heat").bounding_box(), card.query_selector(".sent").bounding_box()
+        assert heat["width"] == pytest.approx(sent["width"] * 64 / 72, abs=1)  # the crop that the network sees
+        bar, fill = card.query_selector(".bar").bounding_box(), card.query_selector(".fill").bounding_box()
+        shown = float(card.query_selector(".probability").inner_text().removesuffix("%"))
+        assert fill["width"] == pytest.approx(bar["width"] * shown / 100, abs=1)
     assert "probability" in page.inner_text("#status")
-    page.wait_for_function("[...document.querySelectorAll('.group.target img')].some(image => image.naturalWidth > 0)")
+    page.wait_for_selector('.group.target img[src^="blob:"]')
 
 
 DROP = """(bytes) => {

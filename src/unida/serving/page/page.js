@@ -13,7 +13,8 @@ function say(text) {
   byId("status").textContent = text;
 }
 
-const percent = (value) => `${(100 * value).toFixed(1)} %`;
+const percent = (value) => `${(100 * value).toFixed(1)} %`; // for people
+const length = (value) => `${100 * value}%`; // for CSS, which allows no space
 
 /** fetch with the token. Asks for it where it is missing or wrong; waits where the server says so. */
 async function ask(path, options = {}) {
@@ -145,15 +146,15 @@ function show(card, answer, threshold) {
   card.classList.toggle("is-unknown", isUnknown);
   card.querySelector(".label").textContent = answer.label;
   card.querySelector(".verdict").textContent =
-    (isUnknown ? `No known class. The nearest one is ${answer.best_class}.` : "A known class.") +
+    (isUnknown ? `No known class. The best of them would be ${answer.best_class}.` : "A known class.") +
     (answer.is_of_target ? " The run has seen this image: this is its answer." : "");
   card.querySelector(".probability").textContent = percent(answer.probability);
   card.querySelector(".unknown").textContent = answer.unknown_score.toFixed(3);
   card.querySelector(".threshold").textContent = `Unknown above ${threshold.toFixed(3)}, the mark on the bar.`;
   const [first, second] = card.querySelectorAll(".fill");
-  first.style.width = percent(answer.probability);
-  second.style.width = percent(answer.unknown_score);
-  card.querySelector(".mark").style.left = percent(Math.min(Math.max(threshold, 0), 1));
+  first.style.width = length(answer.probability);
+  second.style.width = length(answer.unknown_score);
+  card.querySelector(".mark").style.left = length(Math.min(Math.max(threshold, 0), 1));
   strip(card.querySelector(".group.target"), answer.explanation.target, "A new image, answered as");
   strip(card.querySelector(".group.source"), answer.explanation.source, "A labelled image of the class");
   const note = card.querySelector(".waiting");
@@ -194,7 +195,7 @@ function words(card, explanation) {
   if (!several.length) return;
   const canvas = card.querySelector(".heat");
   const [left, top, width, height] = explanation.seen;
-  Object.assign(canvas.style, { left: percent(left), top: percent(top), width: percent(width), height: percent(height) });
+  Object.assign(canvas.style, { left: length(left), top: length(top), width: length(width), height: length(height) });
   const group = `words-${++cards}`;
   const choices = [["none", null], ...several.map((word) => [`${word.word} (${percent(word.share)})`, word])];
   for (const [text, word] of choices) {
