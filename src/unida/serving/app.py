@@ -31,6 +31,7 @@ from unida.serving.schema import (
     NearPicture,
     PredictAnswer,
     WordMap,
+    content,
     problems,
 )
 from unida.serving.uploads import AGAIN, Upload, read_uploads
@@ -123,6 +124,7 @@ def make_app(service: Service, token: str | None) -> Gate:
         description="A class of the source or “unknown” for each image. With a token: `Authorization: Bearer TOKEN`.",
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,  # a redirect would name the host that the request named
     )
     gate = Gate(app, token, Rate(service.options.rate), service.counts)
     _add_page(app)
@@ -140,12 +142,12 @@ def make_app(service: Service, token: str | None) -> Gate:
 def _add_page(app: FastAPI) -> None:
     folder = resources.files("unida.serving") / "page"
     for path, (name, kind) in PAGE.items():
-        content = (folder / name).read_bytes()
-        app.add_route(path, partial(_static, content, kind), include_in_schema=False)
+        data = (folder / name).read_bytes()
+        app.add_route(path, partial(_static, data, kind), include_in_schema=False)
 
 
-async def _static(content: bytes, kind: str, request: Request) -> Response:
-    return Response(content, media_type=kind, headers={"Cache-Control": "no-cache"})
+async def _static(data: bytes, kind: str, request: Request) -> Response:
+    return Response(data, media_type=kind, headers={"Cache-Control": "no-cache"})
 
 
 def _add_state(app: FastAPI, service: Service, gate: Gate) -> None:
@@ -160,7 +162,9 @@ def _add_state(app: FastAPI, service: Service, gate: Gate) -> None:
     async def about() -> About:
         return service.about()
 
-    @app.get("/metrics", responses=problems(400, 401, 429, 503), summary="Numbers for Prometheus")
+    described = content("text/plain") | problems(400, 401, 429, 503)
+
+    @app.get("/metrics", response_class=Response, responses=described, summary="Numbers for Prometheus")
     async def metrics() -> Response:
         return Response(service.metrics(gate.in_flight), media_type="text/plain; version=0.0.4; charset=utf-8")
 
@@ -192,7 +196,9 @@ def _add_answers(app: FastAPI, service: Service) -> None:
         named = zip(pictures, answers, explanations, strict=True)
         return PredictAnswer(answers=[_named(*one) for one in named], threshold=service.model.threshold)
 
-    @app.get("/pictures/{picture}", responses=problems(400, 401, 404, 429, 503), summary="A small picture")
+    described = content("image/jpeg") | problems(400, 401, 404, 429, 503)
+
+    @app.get("/pictures/{picture}", response_class=Response, responses=described, summary="A small picture")
     async def picture(picture: str) -> Response:
         loop = asyncio.get_running_loop()
         small = None

@@ -78,6 +78,11 @@ def problems(*codes: int) -> dict[int | str, dict[str, Any]]:
     return {code: {"model": Problem, "description": REASONS[code]} for code in codes}
 
 
+def content(kind: str) -> dict[int | str, dict[str, Any]]:
+    """A good answer that is no JSON."""
+    return {200: {"content": {kind: {"schema": {"type": "string"}}}}}
+
+
 UPLOAD = {  # the request's body: it is read by `unida.serving.uploads`, with limits that FastAPI does not have
     "requestBody": {
         "required": True,

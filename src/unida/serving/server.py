@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from types import FrameType
 
@@ -85,9 +86,16 @@ def bind(options: ServeOptions) -> socket.socket:
     return listener
 
 
+def _be_quiet_about_bad_requests() -> None:
+    """Who sends one learns the reason. Strangers must not fill the log."""
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="PIL")
+
+
 def serve(options: ServeOptions, say: Callable[[str], None]) -> None:
     """Serve until SIGTERM or Ctrl-C. Returns when all that had begun is answered."""
     token, is_made = token_for(options)
+    _be_quiet_about_bad_requests()
     with bind(options) as listener:
         say(f"loading {options.run}")
         service = Service(options, ServedModel(options.run, options.alone))
@@ -97,7 +105,7 @@ def serve(options: ServeOptions, say: Callable[[str], None]) -> None:
             http="h11",
             ws="none",
             lifespan="off",
-            log_level=logging.WARNING,
+            log_level=logging.ERROR,
             access_log=False,
             proxy_headers=False,  # or a client could choose the address that its rate is counted for
             server_header=False,
