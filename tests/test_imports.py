@@ -38,6 +38,7 @@ ORDER = (
     ("grids",),
     ("reports",),
     ("api",),
+    ("serving",),
     ("unida",),  # the package's own __init__
     ("cli",),
     ("__main__",),
@@ -72,10 +73,11 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
         *("analysis", "runs", "grids"),
     ),
     "api": ("errors", "support", "data", "methods", "config", "answering", "evaluation", "runs", "export", "reports"),
+    "serving": ("errors", "support", "data", "methods", "config", "answering", "runs"),
     "unida": ("errors", "evaluation", "api", "grids"),
     "cli": (
         *("errors", "support", "data", "models", "methods", "config", "training", "analysis", "runs", "api", "grids"),
-        *("export", "reports", "unida"),
+        *("export", "reports", "serving", "unida"),
     ),
     "__main__": ("cli",),
 }
@@ -302,6 +304,7 @@ QUICK = (
     ["--version"],
     *([*verb.split(), "--help"] for verb in ("check", "adapt", "predict", "evaluate", "demo", "methods", "backbones")),
     ["report", "--help"],
+    ["serve", "--help"],
     *([*verb.split(), "--help"] for verb in ("data list", "data verify", "data show")),
     *([*verb.split(), "--help"] for verb in ("analyze layers", "analyze complexity", "analyze clusters")),
     ["adapt", "--method", "dcc", "--help"],
@@ -329,6 +332,9 @@ QUICK = (
     ["discover", "--help"],
     ["discover", "full"],
     ["discover", "full", "--copy"],
+    ["serve", "full"],
+    ["serve", "full", "--port", "70000"],
+    ["serve", "full", "--token", "short"],
 )
 
 

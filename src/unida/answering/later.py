@@ -30,6 +30,10 @@ class Answered:
     def _places(self) -> dict[bytes, int]:
         return {row.tobytes(): place for place, row in enumerate(self.digests.numpy())}
 
+    def place_of(self, digest: str) -> int | None:
+        """Where the run's own target has an image of this digest."""
+        return self._places.get(bytes.fromhex(digest))
+
     def answer(self, scored: Scored, digests: Sequence[str], rule: Rule) -> Answers:
         """An image of the run's own target has the answer it had. A new one joins by its neighbours, or is alone."""
         fresh = self.answer_new(scored, rule)

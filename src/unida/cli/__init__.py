@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from unida import __version__
-from unida.cli import discover_verbs, export_verbs, grid_verbs, report_verbs, verbs
+from unida.cli import discover_verbs, export_verbs, grid_verbs, report_verbs, serve_verbs, verbs
 from unida.cli.output import exit_with, forget_output
 from unida.errors import UserError
 from unida.support.suggest import did_you_mean
@@ -20,6 +20,7 @@ Every image of an unlabelled folder gets one of the classes of a labelled folder
   unida adapt --source DIR --target DIR --out RUN    adapt a classifier to the target
   unida predict RUN DIR --csv FILE                   answers for other images
   unida export RUN --onnx FILE                       the run as one file that answers without this package
+  unida serve RUN                                    a page in the browser and a JSON API that answer images
   unida evaluate RUN                                 every metric, if the target has labels
   unida discover RUN                                 the unknown images, in groups that look like one class each
   unida grid SPEC.yaml --out DIR                     every run of a table, side by side; `unida grid status DIR`
@@ -105,6 +106,7 @@ VERBS: dict[str, Verb] = {
     "adapt": verbs.adapt,
     "predict": export_verbs.predict,
     "export": export_verbs.export,
+    "serve": serve_verbs.serve,
     "evaluate": verbs.evaluate,
     "discover": discover_verbs.discover,
     "grid": grid_verbs.grid,

@@ -56,14 +56,14 @@ def read_rgb(path: str | os.PathLike[str], at_least: int | None = None) -> Image
         return decode_rgb(stream, at_least)
 
 
-def decode_rgb(stream: BinaryIO, at_least: int | None = None) -> Image.Image:
-    """`read_rgb` for an open, seekable file."""
+def decode_rgb(stream: BinaryIO, at_least: int | None = None, most_pixels: int = MAX_PIXELS) -> Image.Image:
+    """`read_rgb` for an open, seekable file. A picture of more pixels than `most_pixels` is not even decoded."""
     try:
         if stream.seek(0, os.SEEK_END) == 0:
             raise BadImage("empty file")
         stream.seek(0)
         with Image.open(stream, formats=_FORMATS) as image:
-            _check_pixel_count(image.width, image.height)
+            _check_pixel_count(image.width, image.height, most_pixels)
             if at_least is not None:
                 image.draft(None, (at_least, at_least))
             image.load()
@@ -106,15 +106,15 @@ def resized_shape(width: int, height: int, mode: ResizeMode, size: int) -> tuple
     return int(size * width / height), size
 
 
-def _check_pixel_count(width: int, height: int) -> None:
+def _check_pixel_count(width: int, height: int, most: int = MAX_PIXELS) -> None:
     if width < 1 or height < 1:
         raise BadImage("has no pixels")
-    if width * height > MAX_PIXELS:
-        raise BadImage(_too_many_pixels())
+    if width * height > min(most, MAX_PIXELS):
+        raise BadImage(_too_many_pixels(most))
 
 
-def _too_many_pixels() -> str:
-    return f"too many pixels (more than {MAX_PIXELS:,})"
+def _too_many_pixels(most: int = MAX_PIXELS) -> str:
+    return f"too many pixels (more than {min(most, MAX_PIXELS):,})"
 
 
 def _one_line(error: BaseException) -> str:
