@@ -6,13 +6,17 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint format bench docs clean
+.PHONY: demo test test-browser lint format bench docs clean
 
 demo: $(READY)
 	$(BIN)/unida demo
 
 test: $(READY) lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# Installs nothing. Without playwright or a browser, the tests skip, and say what is missing.
+test-browser: $(READY)
+	UNIDA_BROWSER_TESTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 tests/browser $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -25,7 +29,7 @@ format: $(READY)
 
 # tail_against_all.py and two_folders.py are apart: they need photos, and tens of minutes.
 bench: $(READY)
-	for script in data_path step freed_memory evaluation clustering growth two_runs pretext digests memory grid; do $(BIN)/python benchmarks/$$script.py || exit 1; done
+	for script in data_path step freed_memory evaluation clustering growth two_runs pretext digests memory grid report; do $(BIN)/python benchmarks/$$script.py || exit 1; done
 	$(BIN)/python benchmarks/together.py --sizes 10000 100000
 
 # Builds site/ from docs/, and fails on a broken link.

@@ -26,3 +26,12 @@ def no_waiting_for_the_disk() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_reports() -> Iterator[None]:
+    """A report takes as long as a tiny run. Tests of reports write their own (tests/reports)."""
+    with pytest.MonkeyPatch.context() as patch:
+        for place in ("unida.reports.run_report", "unida.api"):
+            patch.setattr(f"{place}.report_after_run", lambda folder: None)
+        yield

@@ -34,8 +34,11 @@ ORDER = (
     ("evaluation",),
     ("analysis",),
     ("runs",),
-    ("api",),
+    ("export",),
     ("grids",),
+    ("reports",),
+    ("api",),
+    ("serving",),
     ("unida",),  # the package's own __init__
     ("cli",),
     ("__main__",),
@@ -63,12 +66,18 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
         *("errors", "support", "recipes", "data", "models", "features", "methods", "config"),
         *("answering", "training", "evaluation", "analysis"),
     ),
-    "api": ("errors", "support", "data", "methods", "config", "answering", "evaluation", "runs"),
+    "export": ("errors", "support", "data", "methods", "answering", "runs"),
     "grids": ("errors", "support", "data", "models", "methods", "config", "evaluation", "runs"),
+    "reports": (
+        *("errors", "support", "data", "features", "methods", "config", "answering", "training", "evaluation"),
+        *("analysis", "runs", "grids"),
+    ),
+    "api": ("errors", "support", "data", "methods", "config", "answering", "evaluation", "runs", "export", "reports"),
+    "serving": ("errors", "support", "data", "methods", "config", "answering", "runs"),
     "unida": ("errors", "evaluation", "api", "grids"),
     "cli": (
         *("errors", "support", "data", "models", "methods", "config", "training", "analysis", "runs", "api", "grids"),
-        "unida",
+        *("export", "reports", "serving", "unida"),
     ),
     "__main__": ("cli",),
 }
@@ -294,6 +303,8 @@ QUICK = (
     ["--help"],
     ["--version"],
     *([*verb.split(), "--help"] for verb in ("check", "adapt", "predict", "evaluate", "demo", "methods", "backbones")),
+    ["report", "--help"],
+    ["serve", "--help"],
     *([*verb.split(), "--help"] for verb in ("data list", "data verify", "data show")),
     *([*verb.split(), "--help"] for verb in ("analyze layers", "analyze complexity", "analyze clusters")),
     ["adapt", "--method", "dcc", "--help"],
@@ -316,6 +327,14 @@ QUICK = (
     ["analyze", "complexity", "--method", "ovnet"],
     ["analyze", "clusters"],
     ["analyze", "clusters", "full"],
+    ["report"],
+    ["report", "full"],
+    ["discover", "--help"],
+    ["discover", "full"],
+    ["discover", "full", "--copy"],
+    ["serve", "full"],
+    ["serve", "full", "--port", "70000"],
+    ["serve", "full", "--token", "short"],
 )
 
 

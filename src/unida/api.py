@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unida.answering.alone import Answers, Scored, decide, score_pixels
 from unida.answering.later import Answered
@@ -14,7 +14,10 @@ from unida.data.folders import ImageFile, Skipped, scan, scan_listed
 from unida.evaluation.metrics import OpenSetResult
 from unida.evaluation.predict import Predictions, predict_files
 from unida.evaluation.truth import Truth, read_truth_of_run
+from unida.export.options import ExportOptions
 from unida.methods.base import Method
+from unida.reports.run_report import report_after_run
+from unida.runs.discover import Discovery, FinishedRun, Space, discover
 from unida.runs.folder import refuse_folder, refuse_unfinished
 from unida.runs.modelfile import ModelInfo, load_model
 from unida.runs.pipeline import execute, measure_answers
@@ -23,6 +26,9 @@ from unida.runs.targetfile import load_target
 from unida.support.fabric import Fabric
 from unida.support.memory import keep_freed_memory
 from unida.support.processes import open_fabric_for_answers
+
+if TYPE_CHECKING:
+    from unida.export.files import Written
 
 
 def adapt(
@@ -42,7 +48,9 @@ def adapt(
     paths = {"source": source, "target": target, "out": out}
     config = config_from_options({**{k: v for k, v in paths.items() if v is not None}, **options})
     refuse_folder(config)
-    return Run(execute(config))
+    folder = execute(config)
+    report_after_run(folder)
+    return Run(folder)
 
 
 def load(folder: str | os.PathLike[str]) -> "Run":
@@ -103,18 +111,21 @@ class Run:
         target's images have a say. New images do not change each other's answers.
 
         Args:
-            images: a folder, with its sub-folders, or paths of image files.
+            images: a folder, with its sub-folders, or a list of paths of image files and folders.
             progress: show progress on the terminal.
             alone: answer each image by itself, with the method's own threshold.
 
         Returns:
             One prediction per readable image of a folder, sorted by path; for a list, one per given path, in the given
-            order and under the given name. Files that cannot be read are in its `skipped`.
+            order and under the given name, and for a folder in it all of its images. Files that cannot be read are in
+            its `skipped`.
         """
         if isinstance(images, str | os.PathLike):
             found = self._answer(*scan(images), progress, alone)
             return Predictions(sorted(found, key=lambda prediction: prediction.path), found.skipped)
-        paths = [os.fspath(path) for path in images]
+        paths: list[str] = []
+        for path in images:
+            paths += _inside(os.fspath(path)) if os.path.isdir(path) else [os.fspath(path)]
         return self._answer(*scan_listed([Path(path) for path in paths], root=Path()), progress, alone).of(paths)
 
     def _answer(
@@ -145,6 +156,26 @@ class Run:
         """How the run answers, for people: neighbours, threshold, and the share of unknown images it believes in."""
         return self._model[1].rule.note()
 
+    def export(
+        self,
+        onnx: str | os.PathLike[str] | None = None,
+        torch_export: str | os.PathLike[str] | None = None,
+        alone: bool = False,
+    ) -> list["Written"]:
+        """Write the run to one file that answers without this package: the same as `unida export`.
+
+        Args:
+            onnx: a name that ends in .onnx; a script that runs it is written beside it.
+            torch_export: a name that ends in .pt2, for `torch.export.load`.
+            alone: leave the target out; each image answers by itself, with the method's own threshold.
+        """
+        from unida.export.files import export_run  # torch's exporters are slow to import
+
+        asked = ExportOptions(self.folder, _path(onnx), _path(torch_export), alone)
+        asked.check()
+        method, info = load_model(self.folder / "checkpoint" / "model.safetensors", self.config)  # on the CPU
+        return export_run(self.folder, method, info, self._answered, asked.onnx, asked.torch_export, alone)
+
     def evaluate(self, target: str | os.PathLike[str] | None = None, progress: bool = False) -> OpenSetResult:
         """Every metric, on the run's own target or on another folder with one sub-folder per class.
 
@@ -167,3 +198,25 @@ class Run:
         ways = (self._by_rule(scored, digests), self._alone(scored, digests))
         given, alone = (measure_answers(answers, truth, method.num_classes) for answers in ways)
         return given, alone
+
+    def discover(self, space: Space = "features", progress: bool = False) -> Discovery:
+        """The unknown images of the run's target, in groups that look like one class each. Writes nothing.
+
+        Args:
+            space: what must be alike: "features", SPA's "words", or "both" with equal weight.
+        """
+        return discover(self._finished, space, progress)
+
+    @property
+    def _finished(self) -> FinishedRun:
+        return FinishedRun(self.folder, self.config, *self._model, self._answered, self._preprocess)
+
+
+def _inside(folder: str) -> list[str]:
+    """Every file of a folder, by path: those that are no images will be skipped with a reason."""
+    files, skipped = scan(folder)
+    return sorted([*(str(file.path) for file in files), *(item.path for item in skipped)])
+
+
+def _path(path: str | os.PathLike[str] | None) -> Path | None:
+    return None if path is None else Path(path)

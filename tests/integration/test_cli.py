@@ -31,7 +31,8 @@ from unida.support.tensorfile import read_tensors
 COMMANDS = {
     "check": ("--source DIR", "--target DIR"),
     "adapt": ("--source DIR", "--target DIR", "--out DIR", "--entropy-weight"),
-    "predict": ("RUN", "DIR", "--csv FILE"),
+    "predict": ("RUN", "DIR", "--csv FILE", "--watch DIR", "--move-to DIR"),
+    "export": ("RUN", "--onnx FILE.onnx", "--torch-export FILE.pt2"),
     "evaluate": ("RUN", "--target DIR", "--json FILE"),
     "demo": ("--out", "--steps", "--seed"),
     "methods": ("methods",),
@@ -206,9 +207,10 @@ def test_predict_in_a_process_of_its_own(finished: Path, glyphs: GlyphFolders, s
     rows, first = rows_of(tmp_path / "new" / "answers.csv"), rows_of(finished / "predictions.csv")
     assert rows == first
     unknown = sum(row["label"] == "unknown" for row in rows)
-    said, rule = answer.out.splitlines()
+    said, rule, speed = answer.out.splitlines()
     assert said == f"20 images, {unknown} of them unknown; answers are in {tmp_path / 'new' / 'answers.csv'}"
     assert rule.startswith("answered together, 2 neighbours; unknown above 0.")
+    assert re.fullmatch(r"\d+\.\d images/s", speed)
 
 
 def test_a_run_needs_its_own_folder_alone(work: Path, adapt_words: AdaptWords, cli: Any) -> None:

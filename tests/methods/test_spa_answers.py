@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from few_steps import Batches, losses_of, phases_of, prepare, take_steps
-from tiny_spa import CLASSES, FROZEN, WORDS, build, every_method, every_preset, make_backbone, make_batches
+from tiny_spa import CLASSES, FROZEN, SIZE, WORDS, build, every_method, every_preset, make_backbone, make_batches
 
 from unida.answering.alone import Answering
 from unida.errors import UserError
@@ -18,6 +18,7 @@ from unida.methods.spa.method import PRETEXT, SPA
 from unida.methods.spa.options import SPAOptions, resolve
 from unida.models.backbone import open_backbone
 from unida.models.words import histogram
+from unida.runs.discover import words_of
 
 
 @pytest.fixture(scope="module")
@@ -174,3 +175,14 @@ def test_the_root_of_the_histogram_is_a_quarter_as_long_as_the_pooled_feature(ba
     assert root.norm(dim=1).numpy() == pytest.approx(0.25 * length, rel=1e-3)
     shares = histogram(method.words.vocabulary(method.words.map(batches[0].images)))
     assert (root / root.norm(dim=1, keepdim=True)).square().numpy() == pytest.approx(shares.detach().numpy(), abs=1e-5)
+
+
+def test_the_words_that_unknown_images_are_grouped_by_are_roots_of_shares() -> None:
+    method = build().eval()
+    images = torch.randn(3, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        words = words_of(method, images)
+        shares = method.words.vocabulary(method.words.map(images)).exp().mean(dim=1)
+    assert words.shape == (3, WORDS)
+    torch.testing.assert_close(words.square(), shares)
+    torch.testing.assert_close(words.norm(dim=1), torch.ones(3))

@@ -30,10 +30,13 @@ class Answered:
     def _places(self) -> dict[bytes, int]:
         return {row.tobytes(): place for place, row in enumerate(self.digests.numpy())}
 
+    def place_of(self, digest: str) -> int | None:
+        """Where the run's own target has an image of this digest."""
+        return self._places.get(bytes.fromhex(digest))
+
     def answer(self, scored: Scored, digests: Sequence[str], rule: Rule) -> Answers:
         """An image of the run's own target has the answer it had. A new one joins by its neighbours, or is alone."""
-        scores = (scored.probabilities, scored.unknown) if self.kept is None else self.kept.join(scored)
-        fresh = decide(*scores, rule.threshold)
+        fresh = self.answer_new(scored, rule)
         found = torch.tensor([self._places.get(bytes.fromhex(digest), -1) for digest in digests])
         is_old, at = found >= 0, found.clamp(min=0)
 
@@ -41,6 +44,11 @@ class Answered:
             return torch.where(is_old, getattr(self.answers, name)[at], getattr(fresh, name))
 
         return Answers(merged("prediction"), merged("closed"), merged("probability"), merged("unknown_score"))
+
+    def answer_new(self, scored: Scored, rule: Rule) -> Answers:
+        """As `answer`, for images that are not of the run's own target, or are taken as new."""
+        scores = (scored.probabilities, scored.unknown) if self.kept is None else self.kept.join(scored)
+        return decide(*scores, rule.threshold)
 
 
 def first_of_each(digests: Sequence[str]) -> Tensor:

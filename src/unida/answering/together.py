@@ -63,21 +63,30 @@ class Kept:
 
     def join(self, scored: Scored) -> tuple[Tensor, Tensor]:
         """Class probabilities (B, C) and unknown scores (B,) of new images. They do not change each other's."""
-        directions = centred(scored.directions, self.centre)
-        own = _own_values(scored, self.threshold)
         k = self.cosines.shape[1]
         width = max(len(self.directions), k * k, k * self.spread.shape[1])  # numbers for each new image
-        size = max(1, BLOCK // width)
-        parts = [self._join(*some, k) for some in zip(directions.split(size), own.split(size), strict=True)]
-        return _finished(torch.cat(parts))
+        some = torch.arange(len(scored)).split(max(1, BLOCK // width))
+        parts = [self.join_few(scored.rows(rows)) for rows in some]
+        return torch.cat([q for q, _ in parts]), torch.cat([unknown for _, unknown in parts])
 
-    def _join(self, directions: Tensor, own: Tensor, k: int) -> Tensor:
-        best = (directions @ self.directions.float().T).topk(k, dim=1)
+    def join_few(self, scored: Scored) -> tuple[Tensor, Tensor]:
+        """As `join`, for so few images that memory does not matter. An exported model has this as its graph."""
+        others, weight = self.who_has_a_say(scored.directions)
+        theirs = (weight[:, :, None] * self.spread[others].float()).sum(dim=1)
+        own = self.own_weight * _own_values(scored, self.threshold)
+        return _finished((own + theirs) / (self.own_weight + weight.sum(dim=1, keepdim=True)))
+
+    def who_has_a_say(self, directions: Tensor) -> tuple[Tensor, Tensor]:
+        """The kept images that are near a few new ones, and their weights: (B, k) each, the nearest first.
+
+        Args:
+            directions: (B, d) of unit length, as in `Scored`.
+        """
+        k = self.cosines.shape[1]
+        best = (centred(directions, self.centre) @ self.directions.float().T).topk(k, dim=1)
         back = 1 + (self.cosines[best.indices].float() > best.values[:, :, None]).sum(dim=2)  # our rank in their lists
         rank = torch.maximum(back, torch.arange(1, k + 1))
-        weight = ((k + 1 - rank) / k).clamp(min=0)
-        theirs = (weight[:, :, None] * self.spread[best.indices].float()).sum(dim=1)
-        return (self.own_weight * own + theirs) / (self.own_weight + weight.sum(dim=1, keepdim=True))
+        return best.indices, ((k + 1 - rank) / k).clamp(min=0)
 
 
 def default_neighbours(count: int) -> int:
@@ -201,7 +210,14 @@ def _finished(spread: Tensor) -> tuple[Tensor, Tensor]:
 def _sample(directions: Tensor, found: Nearest) -> tuple[Tensor, Nearest]:
     """All images; above the limit, a random sample of them, with their nearest images among the sample."""
     count, k = found.others.shape
-    if count <= LIMIT:
-        return torch.arange(count), found
-    rows = torch.from_numpy(generator(0, "kept images").choice(count, size=LIMIT, replace=False)).sort().values
+    rows = kept_rows(count)
+    if len(rows) == count:
+        return rows, found
     return rows, nearest(directions[rows], min(k, default_neighbours(LIMIT)))
+
+
+def kept_rows(count: int) -> Tensor:
+    """Which of a target's images are kept for new ones to join."""
+    if count <= LIMIT:
+        return torch.arange(count)
+    return torch.from_numpy(generator(0, "kept images").choice(count, size=LIMIT, replace=False)).sort().values

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from unida import __version__
-from unida.cli import grid_verbs, verbs
+from unida.cli import discover_verbs, export_verbs, grid_verbs, report_verbs, serve_verbs, verbs
 from unida.cli.output import exit_with, forget_output
 from unida.errors import UserError
 from unida.support.suggest import did_you_mean
@@ -19,9 +19,13 @@ Every image of an unlabelled folder gets one of the classes of a labelled folder
   unida check --source DIR --target DIR              what is in the folders, how long will it take?
   unida adapt --source DIR --target DIR --out RUN    adapt a classifier to the target
   unida predict RUN DIR --csv FILE                   answers for other images
+  unida export RUN --onnx FILE                       the run as one file that answers without this package
+  unida serve RUN                                    a page in the browser and a JSON API that answer images
   unida evaluate RUN                                 every metric, if the target has labels
+  unida discover RUN                                 the unknown images, in groups that look like one class each
   unida grid SPEC.yaml --out DIR                     every run of a table, side by side; `unida grid status DIR`
   unida table DIR                                    tables of a grid: Markdown, LaTeX, CSV, the paper beside
+  unida report RUN|GRID                              one HTML file: answers, pictures, charts
   unida demo                                         see it work on generated pictures, in minutes
   unida methods                                      the methods, their papers and options
   unida backbones                                    the networks: size, weights, what each is good for
@@ -100,10 +104,14 @@ def _group(name: str, commands: dict[str, Verb]) -> Verb:
 VERBS: dict[str, Verb] = {
     "check": verbs.check,
     "adapt": verbs.adapt,
-    "predict": verbs.predict,
+    "predict": export_verbs.predict,
+    "export": export_verbs.export,
+    "serve": serve_verbs.serve,
     "evaluate": verbs.evaluate,
+    "discover": discover_verbs.discover,
     "grid": grid_verbs.grid,
     "table": grid_verbs.table,
+    "report": report_verbs.report,
     "demo": verbs.demo,
     "methods": verbs.methods,
     "backbones": verbs.backbones,

@@ -10,7 +10,7 @@ import tyro
 
 from unida.cli.output import check_writable, saying_how_to_continue, writing
 from unida.cli.parsing import parse, value_of
-from unida.errors import UserError, printable
+from unida.errors import UserError
 
 
 def adapt(arguments: list[str]) -> None:
@@ -34,9 +34,10 @@ def adapt(arguments: list[str]) -> None:
     refuse_folder(check(config))
     out = config.output.out
     with saying_how_to_continue(f"unida adapt --out {out} --resume", out):
-        from unida.runs.pipeline import execute  # imports torch: only after all checks
+        from unida.reports.run_report import report_after_run  # imports torch: only after all checks
+        from unida.runs.pipeline import execute
 
-        execute(config)
+        report_after_run(execute(config))
 
 
 def check(arguments: list[str]) -> None:
@@ -83,36 +84,6 @@ def evaluate(arguments: list[str]) -> None:
         with writing("--json", options.json):
             options.json.parent.mkdir(parents=True, exist_ok=True)
             write_text(options.json, result_json(result, alone))
-
-
-@dataclass(frozen=True)
-class Predict:
-    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
-    """The folder of a finished run."""
-    images: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
-    """Answer for all images in this folder and its sub-folders."""
-    csv: Annotated[Path, tyro.conf.arg(metavar="FILE")]
-    """Write the answers here: path, label or "unknown", probability, unknown score, and why a file was skipped."""
-    alone: bool = False
-    """Answer each image by itself, with the method's own threshold. Without it, its neighbours among the run's target
-    images have a say."""
-
-
-def predict(arguments: list[str]) -> None:
-    options = parse(Predict, "unida predict", arguments, "A class or “unknown” for every image of a folder.")
-    from unida.api import load
-
-    run = load(options.run)
-    check_writable("--csv", options.csv)
-    predictions = run.predict(options.images, progress=True, alone=options.alone)
-    with writing("--csv", options.csv):
-        predictions.write_csv(options.csv)
-    unknown = sum(p.label == "unknown" for p in predictions)
-    print(f"{len(predictions)} images, {unknown} of them unknown; answers are in {options.csv}")
-    if not options.alone:
-        print(run.answering)
-    for item in predictions.skipped:
-        print(printable(f"skipped {item.path}: {item.reason}"), file=sys.stderr)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ On a CPU, the result depends on the features and a seed alone. On a GPU, sums of
 differ in their last bits, and k-means may find other clusters.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -126,9 +126,7 @@ def squared_distances(points: Tensor, lengths: Tensor, centre: Tensor) -> Tensor
 
 
 def ward_groups(centres: np.ndarray, sizes: np.ndarray, counts: set[int]) -> dict[int, np.ndarray]:
-    """Merge clusters two by two, always the pair that raises the inertia least (Ward, 1963).
-
-    Merging i and j raises it by ‖c_i − c_j‖² n_i n_j / (n_i + n_j). It runs on the host: it is a chain of tiny steps.
+    """The groups of clusters after some merges of `ward_merges`.
 
     Args:
         centres: (M, d).
@@ -138,30 +136,47 @@ def ward_groups(centres: np.ndarray, sizes: np.ndarray, counts: set[int]) -> dic
     Returns:
         For each count, the (M,) group 0…count−1 of every cluster.
     """
+    group = np.arange(len(centres))
+    merges = ward_merges(centres, sizes)
+    found = {}
+    for left in range(len(centres), min(counts) - 1, -1):
+        if left in counts:
+            found[left] = np.unique(group, return_inverse=True)[1]
+        if left > min(counts):
+            i, j = next(merges)
+            group[group == j] = i
+    return found
+
+
+def ward_merges(centres: np.ndarray, sizes: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Merge clusters two by two, always the pair that raises the inertia least (Ward, 1963), until one is left.
+
+    Merging i and j raises it by ‖c_i − c_j‖² n_i n_j / (n_i + n_j). It runs on the host: it is a chain of tiny steps.
+
+    Args:
+        centres: (M, d).
+        sizes: (M,) points of each.
+
+    Yields:
+        (i, j), M−1 times: j joins i, and is gone.
+    """
     M, n = len(centres), sizes.astype(np.float64)
     lengths = np.square(centres).sum(axis=1)
     cost = np.maximum(lengths[:, None] + lengths - 2 * centres @ centres.T, 0) * n[:, None] * n / (n[:, None] + n)
     np.fill_diagonal(cost, np.inf)
     partner = cost.argmin(axis=1)  # the cheapest for each
-    group = np.arange(M)
-    found = {}
-    for left in range(M, min(counts) - 1, -1):
-        if left in counts:
-            found[left] = np.unique(group, return_inverse=True)[1]
-        if left == 1:
-            break
+    for _ in range(M - 1):
         i = int(cost[np.arange(M), partner].argmin())
         j = int(partner[i])
+        yield i, j
         # Lance & Williams' recurrence; infinite costs (with itself, or with a merged cluster) stay infinite.
         merged = ((n[i] + n) * cost[i] + (n[j] + n) * cost[j] - n * cost[i, j]) / (n[i] + n[j] + n)
         cost[i], cost[:, i], cost[j], cost[:, j] = merged, merged, np.inf, np.inf
         n[i] += n[j]
-        group[group == j] = i
         # A merged cluster is never cheaper to join than the cheaper of its two parts, so the others keep their partner.
         stale = np.flatnonzero((partner == i) | (partner == j))
         partner[stale] = cost[stale].argmin(axis=1)
         partner[i], partner[j] = cost[i].argmin(), j
-    return found
 
 
 def lloyd(points: Tensor, centres: Tensor, max_iterations: int = MAX_ITERATIONS) -> Clusters:

@@ -36,8 +36,12 @@ def os_reason(error: OSError) -> str:
     return (error.strerror or str(error) or type(error).__name__).lower()
 
 
-def read_rgb(path: str | os.PathLike[str]) -> Image.Image:
+def read_rgb(path: str | os.PathLike[str], at_least: int | None = None) -> Image.Image:
     """The first frame of a picture file, upright, in mode RGB, on white where it is transparent.
+
+    Args:
+        at_least: of a large JPEG, a smaller picture is enough, whose sides are not shorter than this: it is decoded
+            many times as fast. For thumbnails only, not for a network.
 
     Raises:
         BadImage: the file cannot be read or gives no picture. Nothing else is raised for a bad file.
@@ -49,17 +53,19 @@ def read_rgb(path: str | os.PathLike[str]) -> Image.Image:
     except ValueError as error:  # a null byte in the name
         raise BadImage(_one_line(error)) from error
     with stream:
-        return decode_rgb(stream)
+        return decode_rgb(stream, at_least)
 
 
-def decode_rgb(stream: BinaryIO) -> Image.Image:
-    """`read_rgb` for an open, seekable file."""
+def decode_rgb(stream: BinaryIO, at_least: int | None = None, most_pixels: int = MAX_PIXELS) -> Image.Image:
+    """`read_rgb` for an open, seekable file. A picture of more pixels than `most_pixels` is not even decoded."""
     try:
         if stream.seek(0, os.SEEK_END) == 0:
             raise BadImage("empty file")
         stream.seek(0)
         with Image.open(stream, formats=_FORMATS) as image:
-            _check_pixel_count(image.width, image.height)
+            _check_pixel_count(image.width, image.height, most_pixels)
+            if at_least is not None:
+                image.draft(None, (at_least, at_least))
             image.load()
             return _to_rgb(_upright(image))
     except BadImage:
@@ -100,15 +106,15 @@ def resized_shape(width: int, height: int, mode: ResizeMode, size: int) -> tuple
     return int(size * width / height), size
 
 
-def _check_pixel_count(width: int, height: int) -> None:
+def _check_pixel_count(width: int, height: int, most: int = MAX_PIXELS) -> None:
     if width < 1 or height < 1:
         raise BadImage("has no pixels")
-    if width * height > MAX_PIXELS:
-        raise BadImage(_too_many_pixels())
+    if width * height > min(most, MAX_PIXELS):
+        raise BadImage(_too_many_pixels(most))
 
 
-def _too_many_pixels() -> str:
-    return f"too many pixels (more than {MAX_PIXELS:,})"
+def _too_many_pixels(most: int = MAX_PIXELS) -> str:
+    return f"too many pixels (more than {min(most, MAX_PIXELS):,})"
 
 
 def _one_line(error: BaseException) -> str:

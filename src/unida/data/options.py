@@ -18,6 +18,11 @@ def default_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "unida"
 
 
+def usable_cache(cache: Path) -> Path:
+    """Another cache if this one cannot be written: the run came from another machine."""
+    return cache if os.access(cache, os.W_OK) else default_cache()
+
+
 @dataclass(frozen=True)
 class DataOptions:
     source: Annotated[Path | None, shown("DIR")] = None

@@ -162,15 +162,19 @@ def decode_in_memory(files: Sequence[ImageFile], mode: ResizeMode, size: int) ->
     """The pixels of a few files, decoded now and not cached: for images that are used once."""
     decoded = list(in_threads(partial(decode, mode=mode, size=size), files))
     good = [(file, pixels) for file, pixels in zip(files, decoded, strict=True) if isinstance(pixels, np.ndarray)]
+    skipped = [
+        Skipped(str(file.path), str(bad)) for file, bad in zip(files, decoded, strict=True) if isinstance(bad, BadImage)
+    ]
+    return replace(decoded_pixels(good, mode, size), skipped=skipped)
+
+
+def decoded_pixels(good: Sequence[tuple[ImageFile, np.ndarray]], mode: ResizeMode, size: int) -> Pixels:
+    """Pixels of images that are decoded and resized already, each with the file that it came from."""
     shapes = np.array([pixels.shape[:2] for _, pixels in good], dtype=np.int64).reshape(-1, 2)
     lengths = shapes.prod(axis=1) * 3
     return Pixels(
         files=[file for file, _ in good],
-        skipped=[
-            Skipped(str(file.path), str(bad))
-            for file, bad in zip(files, decoded, strict=True)
-            if isinstance(bad, BadImage)
-        ],
+        skipped=[],
         resize=mode,
         size=size,
         shapes=shapes,

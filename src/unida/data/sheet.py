@@ -9,6 +9,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from unida.data.images import BadImage, read_rgb
 from unida.errors import UserError, printable
+from unida.support.files import written_aside
 
 _MARGIN = 12  # around the sheet
 _GAP = 6  # between thumbnails
@@ -138,5 +139,6 @@ def _blank(width: int, height: int) -> Image.Image:
 def _save(sheet: Image.Image, out: Path) -> Path:
     out = Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
-    sheet.save(out, compress_level=1)  # of PNG: 6 % larger than by default, in less than half the time
+    with written_aside(out) as aside:
+        sheet.save(aside, format="PNG", compress_level=1)  # 6 % larger, in less than half the time
     return out

@@ -1,6 +1,8 @@
 """Answers for images that were not part of the run."""
 
+import json
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,9 +16,10 @@ from unida.data.pixels import Pixels, decode_in_memory
 from unida.data.settings import UNKNOWN
 from unida.methods.base import Method
 from unida.support.fabric import Fabric
-from unida.support.files import write_csv
+from unida.support.files import csv_text, write_text
 from unida.support.progress import progress
 
+COLUMNS = ("path", "label", "probability", "unknown_score", "skipped")
 CHUNK = 256  # images decoded at a time: memory use does not grow with their number
 
 
@@ -44,14 +47,29 @@ class Predictions(list[Prediction]):
             (Skipped(path, reasons[name]) for path, name in plain if name in reasons),
         )
 
-    def write_csv(self, path: Path) -> None:
+    def rows(self) -> list[tuple[str, ...]]:
         """A row per file, sorted by path; a skipped file has a reason instead of a label."""
         rows: list[tuple[str, ...]] = [
             (p.path, p.label, f"{p.probability:.4f}", f"{p.unknown_score:.4f}", "") for p in self
         ]
-        rows += [(s.path, "", "", "", s.reason) for s in self.skipped]
+        return sorted([*rows, *((s.path, "", "", "", s.reason) for s in self.skipped)])
+
+    def as_csv(self) -> str:
+        """The rows, under a header."""
+        return csv_text([COLUMNS, *self.rows()])
+
+    def write_csv(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_csv(path, [("path", "label", "probability", "unknown_score", "skipped"), *sorted(rows)])
+        write_text(path, self.as_csv())
+
+    def as_json(self) -> str:
+        """The same for programs: "answers" and "skipped", each sorted by path."""
+        answers = [
+            {**p._asdict(), "probability": round(p.probability, 6), "unknown_score": round(p.unknown_score, 6)}
+            for p in sorted(self)
+        ]
+        skipped = [asdict(item) for item in sorted(self.skipped, key=lambda item: item.path)]
+        return json.dumps({"answers": answers, "skipped": skipped}, indent=2) + "\n"
 
 
 def name_answers(answers: Answers, pixels: Pixels, classes: Sequence[str]) -> list[Prediction]:

@@ -2,15 +2,16 @@
 
 import logging
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from unida.data.benchmarks import Part
+from unida.data.benchmarks import Part, domain_files
 from unida.data.domains import Target, open_benchmark_domain, open_domains, open_target
 from unida.data.folders import Skipped
-from unida.data.options import DataOptions, default_cache
+from unida.data.options import DataOptions, usable_cache
 from unida.data.pairs import benchmark_pair
 from unida.data.pixels import Pixels
 from unida.errors import UserError, printable
@@ -107,8 +108,24 @@ def _own_target(options: DataOptions, visible: bool) -> Target:
 
 
 def _with_usable_cache(options: DataOptions) -> DataOptions:
-    """With another cache if the run came from another machine."""
-    return options if os.access(options.cache, os.W_OK) else replace(options, cache=default_cache())
+    return replace(options, cache=usable_cache(options.cache))
+
+
+def read_class_names(options: DataOptions, paths: Iterable[str]) -> dict[str, str]:
+    """The true class of each image of a finished run, by its path. Reads no image; paths without a class are left out.
+
+    Args:
+        options: of a run that has labels.
+        paths: as in the run's predictions.csv.
+    """
+    pair = benchmark_pair(options)
+    if pair is not None:
+        listed = domain_files(pair.benchmark, pair.root, pair.target, "evaluate")
+        class_of_path = {str(path): name for path, name in listed}
+        return {path: class_of_path[path] for path in paths if path in class_of_path}
+    assert options.target is not None
+    inside = [path for path in paths if Path(path).is_relative_to(options.target)]
+    return {path: _folder_of(Path(path).relative_to(options.target).as_posix(), options) for path in inside}
 
 
 def _folder_of(relative: str, options: DataOptions) -> str:

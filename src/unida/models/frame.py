@@ -47,7 +47,7 @@ class Frame(nn.Module):
             return features
         mean = self.source_mean if domain == "source" else self.target_mean
         z = F.normalize(F.normalize(features.float(), dim=1) - mean, dim=1)
-        constant = z.new_full((len(z), 1), LENGTH * CONSTANT)
+        constant = z.new_full((z.shape[0], 1), LENGTH * CONSTANT)  # len(z) would fix the batch of an exported graph
         return torch.cat([z * (LENGTH * math.sqrt(1 - CONSTANT**2)), constant], dim=1)
 
     @torch.no_grad()

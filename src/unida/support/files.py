@@ -40,8 +40,13 @@ def write_text(path: Path, text: str) -> None:
         aside.write_text(text, newline="", encoding="utf-8", errors="surrogateescape")
 
 
-def write_csv(path: Path, rows: Iterable[Iterable[str]]) -> None:
-    """The rows, the header first, as comma-separated values."""
+def csv_text(rows: Iterable[Iterable[str]]) -> str:
+    """The rows as comma-separated values."""
     text = io.StringIO(newline="")
     csv.writer(text).writerows(rows)
-    write_text(path, text.getvalue())
+    return text.getvalue()
+
+
+def write_csv(path: Path, rows: Iterable[Iterable[str]]) -> None:
+    """The rows, the header first, as comma-separated values."""
+    write_text(path, csv_text(rows))

@@ -49,6 +49,11 @@ def told_by_main_process(fabric: Fabric, work: Callable[[], T]) -> T:
     return result  # type: ignore[return-value]
 
 
+def is_main_process() -> bool:
+    """Whether this process speaks for all: also true where there is only one."""
+    return not _are_several() or torch.distributed.get_rank() == 0
+
+
 def share_buffers(fabric: Fabric, module: nn.Module) -> None:
     """Give every process the main one's buffers: after a step, each has BatchNorm statistics of its own share.
 

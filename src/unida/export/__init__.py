@@ -1,0 +1,1 @@
+"""A run as one file that other programs can run."""

@@ -1,0 +1,100 @@
+"""Does an exported model answer as `unida predict` does? Asked before its file gets its name."""
+
+import csv
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from unida.answering.alone import Answers, Scored, score_pixels
+from unida.data.augment import Preprocess, Views, centre_views, crop_and_flip
+from unida.data.folders import ImageFile, scan_listed
+from unida.data.pixels import decode_in_memory
+from unida.errors import UserError
+from unida.methods.base import Method
+from unida.runs.modelfile import ModelInfo
+from unida.support.fabric import Fabric
+from unida.support.random import generator
+
+OF_TARGET, MADE = 24, 8  # images to compare
+TOLERANCE = 1e-4  # of probabilities and unknown scores
+TIES = 0.1  # share of images that may have other neighbours: rounding decides between two that are equally near
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What `unida predict` answers for some picture files, each taken as a new one."""
+
+    paths: list[Path]
+    centres: Tensor  # (N, crop, crop, 3) uint8, the input of an exported model
+    answers: Answers
+    threshold: float
+    unknown: int  # the label that says so
+    together: bool
+
+
+def pictures(run: Path, made: Path) -> list[Path]:
+    """Some pictures of the run's target that are still where they were, and made-up ones, written to `made`."""
+    try:
+        with open(run / "predictions.csv", newline="", encoding="utf-8", errors="surrogateescape") as stream:
+            there = [Path(row["path"]) for row in csv.DictReader(stream) if row["label"]]
+    except (OSError, LookupError, csv.Error):  # the run answers without this file
+        there = []
+    some = there[:: max(1, len(there) // OF_TARGET)][:OF_TARGET]
+    draw = generator(0, "pictures to compare an export on")
+    for number in range(MADE):
+        colours = draw.integers(0, 256, (4 + number, 9 - number // 2, 3), dtype=np.uint8)
+        size = int(draw.integers(40, 400)), int(draw.integers(40, 400))
+        Image.fromarray(colours).resize(size, Image.Resampling.BICUBIC).save(made / f"{number}.png")
+    return [*(path for path in some if path.is_file()), *sorted(made.glob("*.png"))]
+
+
+def expect(
+    paths: Sequence[Path],
+    method: Method,
+    info: ModelInfo,
+    answer: Callable[[Scored], Answers],
+    threshold: float,
+    together: bool,
+) -> Expected:
+    """The answers of these pictures by the same code as `unida predict`. A picture that is damaged by now is left out.
+
+    Args:
+        answer: from scores to answers, for new images.
+    """
+    files: list[ImageFile] = scan_listed(paths, root=Path())[0]
+    pixels = decode_in_memory(files, info.resize, info.image_size)
+    preprocess = Preprocess(info.crop, info.mean, info.std, torch.device("cpu"))
+    scored = score_pixels(method, pixels, preprocess, Fabric(accelerator="cpu", devices=1), visible=False)
+    views = centre_views(pixels.shapes, info.crop)
+    windows, top, left = pixels.windows(np.arange(len(pixels)), views.top, views.left)
+    centres = crop_and_flip(torch.from_numpy(windows), Views(top, left, views.flip), info.crop)
+    paths = [file.path for file in pixels.files]
+    return Expected(paths, centres, answer(scored), threshold, len(info.classes), together)
+
+
+def compare(expected: Expected, label: np.ndarray, probability: np.ndarray, unknown: np.ndarray, what: str) -> float:
+    """The largest difference of a score; a UserError if answers differ. Arrays have a row per picture.
+
+    Where images answer together, few scores may differ more: neighbours that are equally near change places if the last
+    bit of a number differs. torch alone does so from one batch size to the next.
+    """
+    ours = expected.answers
+    off = np.stack([probability - ours.probability.numpy(), unknown - ours.unknown_score.numpy()])
+    apart = np.nan_to_num(np.abs(off).max(axis=0), nan=np.inf)
+    at_threshold = np.abs(ours.unknown_score.numpy() - expected.threshold) <= TOLERANCE
+    known = (label != expected.unknown) & (ours.prediction.numpy() != expected.unknown)
+    two_best = known & (apart <= TOLERANCE)  # another class, as likely as ours
+    refused = int(((label != ours.prediction.numpy()) & ~at_threshold & ~two_best).sum())
+    many = int((apart > TOLERANCE).sum())
+    allowed = int(TIES * len(apart)) if expected.together else 0
+    if refused or many > allowed:
+        raise UserError(
+            f"{what} does not answer as unida predict does: of {len(apart)} images, {refused} have another label and "
+            f"{many} a score that differs by more than {TOLERANCE:g} (at most {apart.max():.1e}); nothing was written"
+        )
+    return float(apart.max())

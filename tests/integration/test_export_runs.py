@@ -1,0 +1,136 @@
+"""A finished run as an ONNX file: the script beside it answers as `unida predict` does."""
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import unida
+from unida.answering.alone import Answers
+from unida.errors import UserError
+from unida.export import parity
+from unida.export.files import Traced, write_torch
+
+onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+
+@pytest.fixture(scope="module")
+def exported(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One export for all tests: tracing takes seconds."""
+    path = tmp_path_factory.mktemp("exported") / "model.onnx"
+    written = unida.load(finished).export(onnx=path)
+    assert [item.path for item in written] == [path] and written[0].images >= 28
+    return path
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """New pictures of every kind that needs care: sideways, see-through, 16 bits, long, and a damaged one."""
+    folder = tmp_path_factory.mktemp("pictures")
+    draw = np.random.default_rng(0)
+
+    def made(*shape: int) -> Any:
+        return Image.fromarray(draw.integers(0, 256, shape, dtype=np.uint8)).resize((90, 50))
+
+    for number in range(8):
+        made(5, 4, 3).save(folder / f"plain{number}.png")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    made(5, 4, 3).save(folder / "sideways.jpg", exif=exif, quality=95)
+    made(5, 4, 4).save(folder / "see-through.png")
+    made(5, 4, 3).convert("P").save(folder / "palette.png")
+    Image.fromarray(draw.integers(0, 2**16, (20, 30), dtype=np.uint16)).save(folder / "deep.png")
+    made(5, 4, 3).resize((400, 20)).save(folder / "long.webp")
+    (folder / "damaged.png").write_bytes((folder / "plain0.png").read_bytes()[:60])
+    return folder
+
+
+def test_the_script_answers_as_predict_does(exported: Path, finished: Path, pictures: Path) -> None:
+    """In a process that cannot import this package or torch."""
+    blocked = "import sys, runpy; sys.modules['torch'] = sys.modules['unida'] = None; sys.argv = sys.argv[1:]; "
+    command = [sys.executable, "-c", f"{blocked}runpy.run_path(sys.argv[0], run_name='__main__')"]
+    done = subprocess.run([*command, exported.with_suffix(".py"), pictures], capture_output=True, text=True, check=True)
+    rows = {row["path"]: row for row in csv.DictReader(io.StringIO(done.stdout))}
+    ours = unida.load(finished).predict(pictures)
+    assert len(rows) == len(ours) + 1 == 14
+    assert rows[str(pictures / "damaged.png")]["skipped"]
+    for prediction in ours:
+        row = rows[prediction.path]
+        assert row["label"] == prediction.label, row
+        assert float(row["probability"]) == pytest.approx(prediction.probability, abs=2e-4)
+        assert float(row["unknown_score"]) == pytest.approx(prediction.unknown_score, abs=2e-4)
+
+
+def test_the_file_says_what_it_is_and_takes_any_batch(exported: Path) -> None:
+    session = onnxruntime.InferenceSession(exported)
+    about = json.loads(session.get_modelmeta().custom_metadata_map["unida"])
+    assert about["classes"] == ["arrow", "heart", "house", "star"]
+    assert (about["image_size"], about["crop"], about["resize"], about["neighbours"]) == (40, 32, "squash", 2)
+    images = np.random.default_rng(0).integers(0, 256, (5, 32, 32, 3), dtype=np.uint8)
+    names = ["label", "probability", "unknown_score", "probabilities"]
+    together = session.run(names, {"images": images})
+    alone = [session.run(names, {"images": images[i : i + 1]}) for i in range(5)]
+    for place in range(4):
+        np.testing.assert_allclose(together[place], np.concatenate([one[place] for one in alone]), atol=1e-5)
+    unknown = together[2] > about["threshold"]
+    np.testing.assert_array_equal(together[0], np.where(unknown, 4, together[3].argmax(axis=1)))
+
+
+def expected(together: bool) -> parity.Expected:
+    """Twenty images of class 0, far from the threshold; C is 3."""
+    n = 20
+    answers = Answers(
+        torch.zeros(n, dtype=int), torch.zeros(n, dtype=int), torch.full((n,), 0.8), torch.full((n,), 0.2)
+    )
+    return parity.Expected([Path()] * n, torch.zeros(n, 2, 2, 3, dtype=torch.uint8), answers, 0.5, 3, together)
+
+
+@pytest.mark.parametrize(
+    ("moved", "together", "passes"), [(0, False, True), (1, False, False), (2, True, True), (3, True, False)]
+)
+def test_how_many_scores_may_differ(moved: int, together: bool, passes: bool) -> None:
+    """None if images answer alone; where they answer together, a tenth of them."""
+    unknown = np.full(20, 0.2)
+    unknown[:moved] += 0.001
+    given = (expected(together), np.zeros(20, dtype=int), np.full(20, 0.8), unknown, "--onnx m.onnx")
+    if passes:
+        assert parity.compare(*given) == pytest.approx(0.001 if moved else 0, abs=1e-6)
+    else:
+        with pytest.raises(UserError, match=f"0 have another label and {moved} a score"):
+            parity.compare(*given)
+
+
+def test_another_label_or_a_score_that_is_no_number_is_refused() -> None:
+    labels, scores = np.zeros(20, dtype=int), (np.full(20, 0.8), np.full(20, 0.2))
+    other, broken = labels.copy(), np.full(20, np.nan)
+    other[7] = 3
+    with pytest.raises(UserError, match="1 have another label"):
+        parity.compare(expected(True), other, *scores, "x")
+    with pytest.raises(UserError, match="20 a score"):
+        parity.compare(expected(True), labels, scores[0], broken, "x")
+
+
+def test_a_file_that_answers_otherwise_is_not_written(tmp_path: Path) -> None:
+    class Other:
+        def module(self) -> Any:
+            return lambda images: (torch.ones(len(images)), torch.ones(len(images)), torch.ones(len(images)))
+
+    with pytest.raises(UserError, match="does not answer as unida predict does"):
+        write_torch(Traced(Other(), 0, {}, expected(True)), tmp_path / "model.pt2")  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_script_is_not_overwritten(finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("mine")
+    with pytest.raises(UserError, match="take another name"):
+        unida.load(finished).export(onnx=tmp_path / "model.onnx")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.py"]
