@@ -51,7 +51,8 @@ def class_pair_mmd(source: Tensor, target: Tensor) -> Tensor:
     The reference also raises every ratio ‖x − y‖² / γ to 1e-5; that moves the value by less than 1e-4 and is left out.
 
     Args:
-        source, target: (C, n, d).
+        source: (C, n, d).
+        target: (C, n, d).
 
     Returns:
         (C, C).

@@ -67,7 +67,8 @@ def consistency(weak_logits: Tensor, strong_logits: Tensor) -> Tensor:
     """Mean KL(p_weak ‖ p_strong); no gradient flows into the weak view's prediction.
 
     Args:
-        weak_logits, strong_logits: (B, C).
+        weak_logits: (B, C).
+        strong_logits: (B, C).
 
     Returns:
         Scalar.

@@ -188,7 +188,8 @@ def mutual_information(logits: Tensor, other_logits: Tensor) -> Tensor:
     are equal and certain, and all outputs are used equally often.
 
     Args:
-        logits, other_logits: (B, K) of the whole batch.
+        logits: (B, K) of the whole batch.
+        other_logits: (B, K).
 
     Returns:
         Scalar, in 0…log K.
