@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+REPOSITORY = Path(__file__).parents[2]
+sys.path.insert(0, str(REPOSITORY / "tools"))
 import check_site
 
 import docs
@@ -123,3 +124,17 @@ def test_what_the_builder_says_fails_the_command(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(docs, "build", lambda: "unida.gone could not be found")
     with pytest.raises(SystemExit, match=r"unida\.gone could not be found"):
         docs.main()
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = (REPOSITORY / "mkdocs.yml").read_text().partition("nav:")[2].split()
+    pages = [path.relative_to(REPOSITORY).as_posix() for path in (REPOSITORY / "docs").rglob("*.md")]
+    assert "docs/methods.md" in pages
+    assert [page for page in pages if page not in navigation] == []
+
+
+def test_every_module_of_losses_is_in_the_reference() -> None:
+    shown = (REPOSITORY / "docs/reference/losses.md").read_text().split()
+    modules = [path.stem for path in (REPOSITORY / "src/unida/losses").glob("[!_]*.py")]
+    assert "entropy" in modules
+    assert [name for name in modules if f"unida.losses.{name}" not in shown] == []
