@@ -1,15 +1,13 @@
 """`make docs`: the copy that the site is built from, and the check of the built site."""
 
-import sys
 from pathlib import Path
 
+import check_site
 import pytest
 
-REPOSITORY = Path(__file__).parents[2]
-sys.path.insert(0, str(REPOSITORY / "tools"))
-import check_site
-
 import docs
+
+REPOSITORY = Path(__file__).parents[2]
 
 INDEX = """<link rel="stylesheet" href="style.css"><link rel="canonical" href="https://unida.example/">
 <h1 id="top">Start</h1> <a href="sub/page.html#part%20two">page</a> <a href="sub/">folder</a> <a href="#top">up</a>
