@@ -13,9 +13,10 @@ from unida.grids.pages import BEGIN, END, write_page
 from unida.grids.published import load_published
 from unida.grids.results import write_results
 from unida.grids.spec import Grid, grid_from
+from unida.methods.compare import MEASURED
 
 REPOSITORY = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/backbones.md", "docs/results.md")
+PAGES = ("README.md", "docs/backbones.md", "docs/methods.md", "docs/results.md")
 
 
 class Answer(NamedTuple):
@@ -86,6 +87,12 @@ def test_a_page_is_as_it_would_be_drawn(name: str, tmp_path: Path, cli: Cli) -> 
     assert answer.code == 0, answer.err
     assert (tmp_path / name).read_text(encoding="utf-8") == (REPOSITORY / name).read_text(encoding="utf-8")
     assert answer.out.startswith("as it was:")
+
+
+def test_what_methods_are_compared_by_is_what_the_results_give(cli: Cli) -> None:
+    words = ["--layout", "overview", "--answers", "both", "--format", "csv"]
+    answer = cli("table", REPOSITORY / "docs" / "methods.csv", *words)
+    assert answer.out == MEASURED.read_text("utf-8")
 
 
 # The page of a grid

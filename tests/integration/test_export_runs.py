@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 import unida
-from unida.answering.alone import Answers
+from unida.answering.alone import Answers, Scored, decide
 from unida.errors import UserError
 from unida.export import parity
 from unida.export.files import Traced, write_torch
@@ -85,27 +85,25 @@ def test_the_file_says_what_it_is_and_takes_any_batch(exported: Path) -> None:
     np.testing.assert_array_equal(together[0], np.where(unknown, 4, together[3].argmax(axis=1)))
 
 
-def expected(together: bool) -> parity.Expected:
-    """Twenty images of class 0, far from the threshold; C is 3."""
+def expected(shaky: int = 0) -> parity.Expected:
+    """Twenty images of class 0, far from the threshold, the first ones shaky; C is 3."""
     n = 20
     answers = Answers(
         torch.zeros(n, dtype=int), torch.zeros(n, dtype=int), torch.full((n,), 0.8), torch.full((n,), 0.2)
     )
-    return parity.Expected([Path()] * n, torch.zeros(n, 2, 2, 3, dtype=torch.uint8), answers, 0.5, 3, together)
+    centres = torch.zeros(n, 2, 2, 3, dtype=torch.uint8)
+    return parity.Expected([Path()] * n, centres, answers, 0.5, 3, np.arange(n) < shaky)
 
 
-@pytest.mark.parametrize(
-    ("moved", "together", "passes"), [(0, False, True), (1, False, False), (2, True, True), (3, True, False)]
-)
-def test_how_many_scores_may_differ(moved: int, together: bool, passes: bool) -> None:
-    """None if images answer alone; where they answer together, a tenth of them."""
+@pytest.mark.parametrize(("moved", "shaky", "passes"), [(0, 0, True), (1, 0, False), (2, 2, True), (3, 2, False)])
+def test_which_scores_may_differ(moved: int, shaky: int, passes: bool) -> None:
     unknown = np.full(20, 0.2)
     unknown[:moved] += 0.001
-    given = (expected(together), np.zeros(20, dtype=int), np.full(20, 0.8), unknown, "--onnx m.onnx")
+    given = (expected(shaky), np.zeros(20, dtype=int), np.full(20, 0.8), unknown, "--onnx m.onnx")
     if passes:
         assert parity.compare(*given) == pytest.approx(0.001 if moved else 0, abs=1e-6)
     else:
-        with pytest.raises(UserError, match=f"0 have another label and {moved} a score"):
+        with pytest.raises(UserError, match="0 have another label and 1 a score"):
             parity.compare(*given)
 
 
@@ -114,9 +112,22 @@ def test_another_label_or_a_score_that_is_no_number_is_refused() -> None:
     other, broken = labels.copy(), np.full(20, np.nan)
     other[7] = 3
     with pytest.raises(UserError, match="1 have another label"):
-        parity.compare(expected(True), other, *scores, "x")
+        parity.compare(expected(), other, *scores, "x")
     with pytest.raises(UserError, match="20 a score"):
-        parity.compare(expected(True), labels, scores[0], broken, "x")
+        parity.compare(expected(shaky=20), labels, scores[0], broken, "x")
+
+
+def test_an_image_between_two_neighbours_is_shaky() -> None:
+    """One has two neighbours that are equally near and say different things, one has a clear neighbour."""
+    near = torch.tensor([[0.6, 0.8], [1.0, 0.0]], dtype=torch.float16)
+
+    def nearest(scored: Scored) -> Answers:
+        x, y = scored.directions.double().T
+        share = torch.where(0.8 * x > 0.6 * y, 0.9, 0.6)
+        return decide(torch.stack([share, 1 - share], dim=1), torch.zeros(2), 0.5)
+
+    scored = Scored(near, torch.zeros(2, 2), torch.zeros(2))
+    assert parity._shaky(scored, nearest(scored), nearest).tolist() == [True, False]
 
 
 def test_a_file_that_answers_otherwise_is_not_written(tmp_path: Path) -> None:

@@ -101,9 +101,11 @@ def demo(arguments: list[str]) -> None:
     options = parse(Demo, "unida demo", arguments, description)
     first_run = options.out / "source-only"
     with saying_how_to_continue(f"unida demo {' '.join(arguments)}".rstrip(), first_run):
+        from unida.reports.run_report import report_after_run
         from unida.runs.demo import run_demo
 
-        run_demo(options.out, options.steps, options.seed)
+        for folder in run_demo(options.out, options.steps, options.seed):
+            report_after_run(folder)
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ def trace(paths: Sequence[Path], method: Method, info: ModelInfo, answered: Answ
         return answered.answer_new(scored, info.rule)
 
     # Before the graph is traced: some networks keep what they compute first, and that must be numbers.
-    expected = expect(paths, method, info, answer, threshold, kept is not None)
+    expected = expect(paths, method, info, answer, threshold)
     with _explaining(f"torch cannot export a run on {info.backbone}"), torch.no_grad():
         example = torch.zeros(2, info.crop, info.crop, 3, dtype=torch.uint8)
         batch = {0: torch.export.Dim("batch", min=1)}

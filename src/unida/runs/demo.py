@@ -25,8 +25,12 @@ SHARED, SOURCE_PRIVATE, TARGET_PRIVATE = 10, 5, 10  # classes
 PER_CLASS = 30  # pictures in each domain that has the class
 
 
-def run_demo(out: Path, steps: int, seed: int) -> None:
-    """Draw two domains with private classes on both sides, adapt with each method, print them side by side."""
+def run_demo(out: Path, steps: int, seed: int) -> list[Path]:
+    """Draw two domains with private classes on both sides, adapt with each method, print them side by side.
+
+    Returns:
+        The folders of the runs.
+    """
     with logging_to(None):
         log = logging.getLogger("unida")
         pictures = PER_CLASS * (2 * SHARED + SOURCE_PRIVATE + TARGET_PRIVATE)
@@ -62,6 +66,7 @@ def run_demo(out: Path, steps: int, seed: int) -> None:
     for name, folder in runs.items():
         print(f"{name}: {folder} (predictions.csv, metrics.json, config.yaml, checkpoint/, TensorBoard events)")
     print(f"\nnext: unida predict {folder} {folders.target} --csv answers.csv")
+    return list(runs.values())
 
 
 def _run(name: str, source: Path, target: Path, out: Path, steps: int, seed: int) -> Path:
