@@ -23,7 +23,7 @@ TOKEN = "a-token-for-the-page"
 
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no browser: install chromium, or set UNIDA_BROWSER to one"),
-    pytest.mark.skipif("UNIDA_TEST_BROWSER" not in os.environ, reason="slow: set UNIDA_TEST_BROWSER=1"),
+    pytest.mark.skipif("UNIDA_BROWSER_TESTS" not in os.environ, reason="slow: set UNIDA_BROWSER_TESTS=1"),
 ]
 
 
