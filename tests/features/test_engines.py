@@ -1,5 +1,6 @@
 """Engines give torch's features, on shelves of their own; what cannot work says so in one line."""
 
+import ctypes
 import logging
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from unida.features import engines
 from unida.features.kept import FeatureInputs
 from unida.features.stem import stem_of
 from unida.models.backbone import POOLED, Backbone, create_backbone
+from unida.support.signals import _Stack
 
 IMAGES = torch.randn(2, 3, CROP, CROP, generator=torch.Generator().manual_seed(0))
 
@@ -153,6 +155,21 @@ def test_openvino_leaves_the_backbone_as_it_is(openvino: None) -> None:
     before = {name: value.clone() for name, value in backbone.state_dict().items()}
     stem_of(backbone, 96, "fp16", "openvino")
     assert all(torch.equal(value, before[name]) for name, value in backbone.state_dict().items())
+
+
+def stack() -> tuple[int | None, int]:
+    now = _Stack()
+    ctypes.CDLL(None).sigaltstack(None, ctypes.byref(now))
+    return now.place, now.flags
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="stack_t is that of Linux")
+def test_openvino_leaves_the_stack_of_signals_as_it_is(openvino: None, backbone: Backbone) -> None:
+    """Or a Ctrl-C after two networks have come and gone ends the process."""
+    before = stack()
+    for _ in range(2):
+        stem_of(backbone, CROP, "fp16", "openvino").run(torch.zeros(1, 3, CROP, CROP))
+        assert stack() == before
 
 
 def test_features_of_two_engines_never_mix(openvino: None, backbone: Backbone, pixels: Pixels, tmp_path: Path) -> None:

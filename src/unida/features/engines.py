@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from unida.errors import UserError
 from unida.models.backbone import Backbone
 from unida.models.options import AUTO, EngineName
+from unida.support.signals import keeping_signal_stack
 
 log = logging.getLogger("unida")
 
@@ -116,7 +117,8 @@ def _compile(openvino: Any, backbone: Backbone, crop: int) -> Any:
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
         "ENABLE_CPU_PINNING": False,  # or two runs on one machine would share a core
     }
-    return openvino.Core().compile_model(model, "CPU", settings).create_infer_request()
+    with keeping_signal_stack():
+        return openvino.Core().compile_model(model, "CPU", settings).create_infer_request()
 
 
 class _Frozen(nn.Module):

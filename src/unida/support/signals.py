@@ -1,7 +1,9 @@
 """Ctrl-C and SIGTERM: a run saves its state and reports how to continue."""
 
+import ctypes
 import logging
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -50,3 +52,27 @@ def _handling(handler: Callable[[int, object], None], *numbers: int) -> Iterator
     finally:
         for number, old in before.items():
             signal.signal(number, old)
+
+
+class _Stack(ctypes.Structure):
+    """stack_t of Linux."""
+
+    _fields_ = (("place", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
+
+
+@contextmanager
+def keeping_signal_stack() -> Iterator[None]:
+    """Puts back the memory on which this thread handles signals.
+
+    A library that changes it (OpenVINO, when it makes a network ready) gives its own memory back later, while handlers
+    still use it: the next Ctrl-C would then end the process with a segmentation fault.
+    """
+    if sys.platform != "linux":
+        yield
+        return
+    change, before = ctypes.CDLL(None).sigaltstack, _Stack()
+    change(None, ctypes.byref(before))
+    try:
+        yield
+    finally:
+        change(ctypes.byref(before), None)
