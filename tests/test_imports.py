@@ -49,7 +49,7 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     "models": ("errors", "support", "losses"),
     "clustering": ("errors", "support"),
     "features": ("errors", "support", "recipes", "data", "models"),
-    "pretext": ("errors", "losses", "recipes", "models"),
+    "pretext": ("errors", "support", "losses", "recipes", "data", "models"),
     "methods": ("errors", "support", "losses", "recipes", "models", "clustering", "pretext"),
     "config": ("errors", "support"),  # and LEAVES
     "answering": ("errors", "support", "losses", "data", "features", "methods"),
@@ -67,8 +67,8 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     "grids": ("errors", "support", "data", "models", "methods", "config", "evaluation", "runs"),
     "unida": ("errors", "evaluation", "api", "grids"),
     "cli": (
-        *("errors", "support", "data", "models", "methods", "config", "training", "analysis", "runs", "api", "grids"),
-        "unida",
+        *("errors", "support", "data", "models", "pretext", "methods", "config", "training", "analysis", "runs"),
+        *("api", "grids", "unida"),
     ),
     "__main__": ("cli",),
 }
