@@ -106,7 +106,7 @@ def pictures(pixels: Tensor) -> list[Image.Image]:
 
 
 def save_small(sheet: Path, out: Path) -> None:
-    Image.open(sheet).convert("RGB").save(out, quality=70, optimize=True)
+    Image.open(sheet).convert("RGB").save(out, quality=60, optimize=True)
     print(f"wrote {out} ({out.stat().st_size // 1000} kB)")
 
 

