@@ -52,7 +52,7 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     "models": ("errors", "support", "losses"),
     "clustering": ("errors", "support"),
     "features": ("errors", "support", "recipes", "data", "models"),
-    "pretext": ("errors", "losses", "recipes", "models"),
+    "pretext": ("errors", "support", "losses", "recipes", "data", "models"),
     "methods": ("errors", "support", "losses", "recipes", "models", "clustering", "pretext"),
     "config": ("errors", "support"),  # and LEAVES
     "answering": ("errors", "support", "losses", "data", "features", "methods"),
@@ -76,8 +76,8 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     "serving": ("errors", "support", "data", "methods", "config", "answering", "runs"),
     "unida": ("errors", "evaluation", "api", "grids"),
     "cli": (
-        *("errors", "support", "data", "models", "methods", "config", "training", "analysis", "runs", "api", "grids"),
-        *("export", "reports", "serving", "unida"),
+        *("errors", "support", "data", "models", "pretext", "methods", "config", "training", "analysis", "runs"),
+        *("api", "grids", "export", "reports", "serving", "unida"),
     ),
     "__main__": ("cli",),
 }

@@ -217,6 +217,8 @@ def fingerprint_of(config: Config) -> str:
     """Identifies what a run trains, not where it runs: a model or checkpoint names its run with it."""
     places = ("source", "target", "root", "out", "resume", "cache", "accelerator", "devices", "num_nodes", "engine")
     left_out = {*places, *vars(config.answering)}  # how images are answered changes no weight
+    if config.spa.spa_task in (None, "count"):
+        left_out.add("spa_task")  # runs that are older than the option did the same
     plain = {name: str(value) for name, value in flat_options(config).items() if name not in left_out}
     return hashlib.blake2b(json.dumps(plain, sort_keys=True).encode(), digest_size=8).hexdigest()
 

@@ -33,8 +33,8 @@ def test_loss_and_hits_are_the_slow_formula(bins: str, table: list[int]) -> None
         losses.append(np.log(np.exp(logits).sum()) - logits[table[label]])
         hits.append(int(logits.argmax()) == table[label])
     assert found.loss.item() == pytest.approx(float(np.mean(losses)), rel=1e-5)
-    assert found.correct.tolist() == hits and 0 < sum(hits) < len(hits)
-    assert not found.correct.requires_grad
+    assert found.measure.tolist() == hits and 0 < sum(hits) < len(hits)
+    assert not found.measure.requires_grad
 
 
 def test_mosaics_have_as_many_cells_as_there_are_classes() -> None:

@@ -4,13 +4,14 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import tyro
 
 from unida.cli.output import check_writable, saying_how_to_continue, writing
 from unida.cli.parsing import parse, value_of
 from unida.errors import UserError
+from unida.methods.spa.options import TaskName
 
 
 def adapt(arguments: list[str]) -> None:
@@ -189,6 +190,8 @@ class Show:
     """Show these two domains of the benchmark side by side."""
     per_class: int = 6
     """Show this many pictures of each class."""
+    task: Annotated[TaskName | None, tyro.conf.arg(metavar="|".join(get_args(TaskName)), help_behavior_hint="")] = None
+    """Show what this pretext task of SPA makes of the folder's pictures instead."""
 
 
 def data_show(arguments: list[str]) -> None:
@@ -197,12 +200,24 @@ def data_show(arguments: list[str]) -> None:
 
     if options.benchmark is not None and options.pair is None:
         raise UserError("--benchmark needs --pair A:B: the two domains to show")
+    if options.task is not None:
+        _show_task(options, options.task)
+        return
     with writing("--out", options.out):
         if options.benchmark is not None and options.pair is not None:
             sheet = show_benchmark(options.benchmark, options.folder, options.pair, options.out, options.per_class)
         else:
             sheet = show_folders(options.folder, options.target, options.out, options.per_class)
     print(f"wrote {sheet}")
+
+
+def _show_task(options: Show, task: TaskName) -> None:
+    if options.target is not None or options.benchmark is not None:
+        raise UserError("--task shows the pictures of one folder: leave --target and --benchmark out")
+    from unida.pretext.show import show_task  # imports torch
+
+    with writing("--out", options.out):
+        print(f"wrote {show_task(options.folder, task, options.out, options.per_class)}")
 
 
 def analyze_layers(arguments: list[str]) -> None:

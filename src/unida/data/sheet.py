@@ -22,8 +22,10 @@ _PAPER, _TILE, _INK, _FAINT = (238, 238, 238), (222, 222, 222), (25, 25, 25), (1
 _BROKEN, _CROSS = (180, 180, 180), (110, 110, 110)
 
 
-def contact_sheet(groups: Sequence[tuple[str, Sequence[Path]]], out: Path, per_row: int = 8, thumb: int = 96) -> Path:
-    """Draw (caption, image files) groups below each other as a PNG; a group takes as many rows as it needs.
+def contact_sheet(
+    groups: Sequence[tuple[str, Sequence[Path | Image.Image]]], out: Path, per_row: int = 8, thumb: int = 96
+) -> Path:
+    """Draw (caption, image files or images) groups below each other as a PNG; a group takes as many rows as it needs.
 
     Thumbnails keep their aspect; a file that cannot be read is a grey box with a cross. Returns `out`.
     """
@@ -87,18 +89,20 @@ def _block_height(count: int, columns: int, thumb: int) -> int:
     return -(-count // columns) * (thumb + _GAP) - _GAP if count else _CAPTION
 
 
-def _draw_block(sheet: Image.Image, corner: tuple[int, int], paths: Sequence[Path], columns: int, thumb: int) -> None:
+def _draw_block(
+    sheet: Image.Image, corner: tuple[int, int], paths: Sequence[Path | Image.Image], columns: int, thumb: int
+) -> None:
     if not paths:
         _write(sheet, corner, "(no images)", _block_width(columns, thumb), colour=_FAINT)
     for number, path in enumerate(paths):
         row, column = divmod(number, columns)
-        sheet.paste(_tile(Path(path), thumb), (corner[0] + column * (thumb + _GAP), corner[1] + row * (thumb + _GAP)))
+        sheet.paste(_tile(path, thumb), (corner[0] + column * (thumb + _GAP), corner[1] + row * (thumb + _GAP)))
 
 
-def _tile(path: Path, thumb: int) -> Image.Image:
+def _tile(path: Path | Image.Image, thumb: int) -> Image.Image:
     """A thumb × thumb square: the whole picture, centred, or a grey box with a cross if it cannot be read."""
     try:
-        picture = read_rgb(path)
+        picture = path if isinstance(path, Image.Image) else read_rgb(Path(path))
     except BadImage:
         box = Image.new("RGB", (thumb, thumb), _BROKEN)
         cross = ImageDraw.Draw(box)

@@ -7,7 +7,7 @@ On top of any other method, whose own losses, heads and unknown rule stay as the
 
     every step:
         goal      the method's losses on its images, through a feature that holds ψ          → h, f_g (not V)
-        pretext   CE(f_n(ψ(mosaic)), number of images in it), both domains                    → h, V, f_n
+        pretext   CE(f_n(ψ(mosaic)), number of images in it), both domains (or another task)  → h, V, f_n
         entropy   word entropy of un-shuffled images, of both domains or the target           → h, V
     f_n is dropped in the end.
 
@@ -50,13 +50,15 @@ from unida.methods.spa.backbone import Seen, WordBackbone
 from unida.methods.spa.options import SPAOptions
 from unida.models.backbone import Backbone
 from unida.models.words import histogram, prototype_alignment_score, usage_gap, word_entropy
+from unida.pretext.base import Task
 from unida.pretext.count import Count
+from unida.pretext.tasks import OTHER_TASKS
 from unida.support.random import generator, torch_seed
 
 log = logging.getLogger("unida")
 
 PRETEXT = "pretext"  # name of the recipe, of the images that it makes and of the turn that learns from them
-BATCHES_FOR_BINS = 8  # of mosaics of each domain, to see which numbers of images can be distinguished
+BATCHES_TO_LOOK_AT = 8  # of made images of each domain, for a task that looks at some before training
 SAMPLED_IMAGES = 300  # of each domain, to find words in
 SAMPLED_LOCATIONS = 8000  # of all these images
 
@@ -77,11 +79,9 @@ class SPA(Method):
         self.method, self.options, self.problem = method, options, method.problem
         self.watched, self.unknown_threshold = method.watched, method.unknown_threshold
         self.has_entropy, self.has_pretext = options.spa_entropy == "on", options.spa_pretext == "on"
-        grid, bins, pool = options.spa_grid, options.spa_bins, options.spa_pool
-        assert grid is not None and bins is not None and pool is not None
         # A stream of its own: a run with SPA and one without start with the same heads.
         torch.manual_seed(torch_seed(self.problem.seed, PRETEXT))
-        self.task = Count(len(self.prototypes), grid, bins, pool)
+        self.task = _make_task(options, self.words)
         self.task.requires_grad_(self.has_pretext)
         self.register_buffer("gap", torch.ones(()))
         self.recipes = {**method.recipes, PRETEXT: self.task.recipe} if self.has_pretext else method.recipes
@@ -130,8 +130,9 @@ class SPA(Method):
                 self._measure_length(sweep)
             if weighs_gap:
                 self._measure_gap(sweep)
-            if options.spa_bins == "auto" and self.has_pretext:
-                self._merge_bins(sweep)
+            if self.has_pretext and self.task.looks_first:
+                made = (it for domain in DOMAINS for it in sweep.made(domain, PRETEXT, BATCHES_TO_LOOK_AT))
+                log.info("%s", self.task.look(made, self._log_words_at))
             if phase.start is not None:
                 phase.start(sweep)
 
@@ -221,13 +222,18 @@ class SPA(Method):
                     for domain, made in zip(DOMAINS, (source.extra, target.extra), strict=True)
                     if PRETEXT in made
                 ]
-            losses["count"] = options.spa_pretext_weight * sum(of_domains[1:], of_domains[0])
+            losses[self.task.name] = options.spa_pretext_weight * sum(of_domains[1:], of_domains[0])
         return losses
 
     def _pretext_loss(self, domain: str, images: Tensor, labels: Tensor) -> Tensor:
-        loss, correct = self.task(self.words.log_words(self.words.map(images)), labels)
-        self.watched[f"count_accuracy_{domain}"] = lambda: correct.float().mean()
+        loss, measure = self.task(self._log_words_at(images), labels)
+        self.watched[f"{self.task.name}_{self.task.measure}_{domain}"] = lambda: measure.float().mean()
         return loss
+
+    def _log_words_at(self, images: Tensor) -> Tensor:
+        """(B, H, W, K) log φ at every place of the map."""
+        features = self.words.map(images)
+        return self.words.log_words(features).unflatten(1, features.shape[2:])
 
     def _entropy_loss(self, source: SourceBatch, target: TargetBatch, seen: list[Seen]) -> Tensor:
         """The mean over the un-shuffled images of both domains (their batches have one size), or of the target."""
@@ -301,12 +307,6 @@ class SPA(Method):
         """(B, U, D) features at every location."""
         return self.words.map(images).flatten(2).transpose(1, 2)
 
-    def _merge_bins(self, sweep: Sweep) -> None:
-        made = (batch for domain in DOMAINS for batch in sweep.made(domain, PRETEXT, BATCHES_FOR_BINS))
-        merged = self.task.merge_bins((self.words.log_words(self.words.map(it.images)), it.labels) for it in made)
-        classes = " ".join(str(bin + 1) for bin in merged)
-        log.info("pretext classes of 1 to %d images: %s", self.task.recipe.cells, classes)
-
     def measures(self) -> Mapping[str, Callable[[Tensor], Tensor]]:
         def pas(images: Tensor) -> Tensor:
             return prototype_alignment_score(self.words.map(images), self.prototypes.detach())
@@ -321,6 +321,15 @@ class SPA(Method):
 
     def score(self, features: Tensor) -> Scores:
         return self.method.score(features)
+
+
+def _make_task(options: SPAOptions, words: WordBackbone) -> Task:
+    count, name = len(words.vocabulary.prototypes), options.spa_task or "count"  # a model may be older than the option
+    if name != "count":
+        return OTHER_TASKS[name](count, words.mean, words.std)
+    grid, bins, pool = options.spa_grid, options.spa_bins, options.spa_pool
+    assert grid is not None and bins is not None and pool is not None
+    return Count(count, grid, bins, pool)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Every choice in SPA, and the two presets that make them all."""
 
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from unida.errors import UserError
 from unida.pretext.bins import parse_bins
@@ -16,6 +16,8 @@ def _named(name: str, metavar: str, hint: str = "(default: the preset's)") -> An
 
 
 Switch = Literal["on", "off"]
+TaskName = Literal["count", "rotation", "jigsaw", "patch-location", "colorization", "inpainting"]
+OF_COUNT = ("spa_grid", "spa_bins", "spa_pool")  # options of the task that counts
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,11 @@ class SPAOptions:
     spa_words: Annotated[Switch | None, _named("words", "on|off")] = None
     """Put the word histogram into the feature that the method's heads see."""
     spa_pretext: Annotated[Switch | None, _named("pretext", "on|off")] = None
-    """Train the pretext task: how many images is a mosaic made of?"""
+    """Train the pretext task."""
+    spa_task: Annotated[TaskName | None, _named("task", "|".join(get_args(TaskName)), "(default: count)")] = None
+    """The pretext task; a name here turns it on (docs/pretext.md). count: how many images is a mosaic made of?
+    rotation: which way is up? jigsaw: how do the nine tiles lie? patch-location: which quarter is it? colorization:
+    which colours has a grey image? inpainting: what was in the hole?"""
     spa_entropy: Annotated[Switch | None, _named("entropy", "on|off")] = None
     """Make the entropy of the words at each location small."""
     spa_place: Annotated[Literal["instead", "beside"] | None, _named("place", "instead|beside")] = None
@@ -64,7 +70,7 @@ class SPAOptions:
     spa_pretext_weight: Annotated[float | None, _named("pretext-weight", "FLOAT")] = None
     """Weight of the pretext loss."""
     spa_grid: Annotated[int | None, _named("grid", "N")] = None
-    """Make mosaics of N × N cells."""
+    """Make mosaics of N × N cells, for the task count."""
     spa_bins: Annotated[str | None, _named("bins", "LIST", "(for instance 1,2-3,4, or auto; default: none merged)")] = (
         None
     )
@@ -79,6 +85,7 @@ class SPAOptions:
 PAPER: dict[str, Any] = {
     "spa_words": "on",
     "spa_pretext": "on",
+    "spa_task": "count",
     "spa_entropy": "on",
     "spa_place": "instead",  # ψ(x) ∈ R^K, f_g: R^K → C_s
     "spa_scale": "count",  # not in the paper; raw ψ has a mean of 1/K: heads without bias learn nothing from it
@@ -128,6 +135,8 @@ def resolve(options: SPAOptions) -> SPAOptions:
     open_choices = {
         name: value for name, value in PRESETS[options.spa_preset].items() if getattr(options, name) is None
     }
+    if options.spa_task is not None and options.spa_pretext is None:
+        open_choices["spa_pretext"] = "on"  # who names a task wants it, whatever the preset says
     resolved = replace(options, **open_choices)
     _check(resolved, options)
     return resolved
@@ -140,7 +149,20 @@ def _check(resolved: SPAOptions, given: SPAOptions) -> None:
     check_numbers(resolved, "spa_entropy_weight", "spa_pretext_weight", least=0)
     check_numbers(resolved, "spa_grid", least=2, most=MAX_GRID)
     parse_bins(resolved.spa_bins, resolved.spa_grid**2)  # type: ignore[arg-type, operator]
+    if resolved.spa_task != "count":
+        _check_other_task(resolved)
     if not resolved.spa:
         for field in fields(given):
             if field.name != "spa" and getattr(given, field.name) != field.default:
                 raise UserError(f"{flag(field.name)} has no effect without --spa: add --spa, or leave it out")
+
+
+def _check_other_task(resolved: SPAOptions) -> None:
+    """A saved config has every choice made: its options of counting are the preset's, and are no mistake."""
+    if resolved.spa_pretext == "off":
+        raise UserError(f"--spa.task {resolved.spa_task} has no effect with --spa.pretext off: leave one of them out")
+    for name in OF_COUNT:
+        if getattr(resolved, name) != PRESETS[resolved.spa_preset][name]:
+            raise UserError(
+                f"{flag(name)} belongs to --spa.task count, not to {resolved.spa_task}: leave one of them out"
+            )
