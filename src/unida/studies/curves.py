@@ -14,7 +14,7 @@ def pretext_accuracy(lines: Sequence[dict[str, Any]]) -> float | None:
         value
         for line in lines
         for name, value in line.items()
-        if name.rpartition("_")[0].endswith("_accuracy") and value is not None
+        if name.endswith(("_accuracy_source", "_accuracy_target")) and value is not None
     ]
     return statistics.fmean(found) if found else None
 

@@ -165,6 +165,8 @@ class OpennessOptions(StudyOptions):
 class CorrelationOptions(StudyOptions):
     every: int = 20
     """Measure after every so many steps."""
+    answers: Literal["given"] = "given"
+    """The runs' own answers: others are not measured during training."""
 
     def check(self) -> None:
         super().check()
