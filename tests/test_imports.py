@@ -287,6 +287,7 @@ BEHIND_HELP_AND_ERRORS = (
     "unida.data.pairs",
     "unida.analysis.options",
     *("unida.grids.published", "unida.grids.start", "unida.grids.pages", "unida.grids.status"),
+    "unida.studies.catalogue",
 )
 
 
@@ -332,6 +333,9 @@ QUICK = (
     ["analyze", "clusters"],
     ["analyze", "clusters", "full"],
     ["report"],
+    ["study"],
+    ["study", "openness", "--help"],
+    ["study", "openness", "--source", "a", "--target", "b", "--out", "c"],
     ["report", "full"],
     ["discover", "--help"],
     ["discover", "full"],

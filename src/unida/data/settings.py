@@ -73,6 +73,6 @@ def names_left_out(text: str | None, there: Collection[str], option: str, place:
     names = tuple(filter(None, (text or "").split("/")))
     for name in names:
         if name not in there:
-            hint = did_you_mean(name, there) or "; put / between names"
-            raise UserError(f"{option} has {name!r}, which is no class of {place}{hint}")
+            hint = did_you_mean(name, there)
+            raise UserError(f"{option} has {name!r}, which is no class of {place}{hint}; put / between names")
     return names
