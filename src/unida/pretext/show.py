@@ -1,6 +1,6 @@
 """Contact sheets of what pretext tasks make of a folder's pictures, and of what they ask for."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from unida.data.folders import scan
 from unida.data.images import BadImage, read_rgb
 from unida.data.sheet import contact_sheet
 from unida.errors import UserError
+from unida.recipes.base import ImageRecipe
 from unida.recipes.grey import Grey
 from unida.recipes.hole import Hole
 from unida.recipes.jigsaw import Jigsaw
@@ -25,8 +26,14 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of most backbones' i
 SIDE = 224
 LIGHT = 70.0  # L of a picture that shows colours alone
 MOSAICS = 64  # to find some of each number of images
-ORDERS = 4  # jigsaws that are shown, of 31
 PAPER = 0.93  # around the inside of a hole
+
+# Tasks with classes: the captions of those that are shown (of 31 orders, four).
+CLASSES: Mapping[str, tuple[ImageRecipe, tuple[str, ...]]] = {
+    "rotation": (Rotation(), ("as it is", "a quarter turn", "a half turn", "three quarters")),
+    "jigsaw": (Jigsaw(), ("as it is", "another order", "another order", "another order")),
+    "patch-location": (Quadrant(), ("top left", "top right", "bottom left", "bottom right")),
+}
 
 Group = tuple[str, Sequence[Image.Image]]
 
@@ -54,32 +61,32 @@ def hole_picture(colours: Tensor, hidden: Tensor) -> Tensor:
 def _groups(task: str, images: Tensor, count: int) -> list[Group]:
     draw = generator(0, f"sheet of {task}")
     if task == "count":
-        made = Mosaic().make_of_several(images, np.arange(len(images)), draw, MOSAICS)
-        numbers = sorted(set(made.labels.tolist()))
+        mosaics = Mosaic().make_of_several(images, np.arange(len(images)), draw, MOSAICS)
+        numbers = sorted(set(mosaics.labels.tolist()))
         return [
-            (f"label {n}: made of {n + 1} picture{'s' if n else ''}", _made(made.images[made.labels == n][:count]))
+            (
+                f"label {n}: made of {n + 1} picture{'s' if n else ''}",
+                _made(mosaics.images[mosaics.labels == n][:count]),
+            )
             for n in numbers
         ]
-    if task in ("rotation", "jigsaw", "patch-location"):
-        named = {
-            "rotation": (Rotation(), ["as it is", "a quarter turn", "a half turn", "three quarters"]),
-            "jigsaw": (Jigsaw(), ["as it is", *["another order"] * (ORDERS - 1)]),
-            "patch-location": (Quadrant(), ["top left", "top right", "bottom left", "bottom right"]),
-        }
-        recipe, captions = named[task]
+    if task in CLASSES:
+        recipe, captions = CLASSES[task]
         return [
             (f"label {n}: {caption}", _made(recipe.make_each(images, np.full(len(images), n))[0]))
             for n, caption in enumerate(captions)
         ]
     if task == "colorization":
-        grey = Grey(MEAN, STD)
-        made, colours = grey.make_each(images, grey.choose(len(images), draw))
-        asked = _pictures(colour_picture(colours))
+        made, labels = _drawn(Grey(MEAN, STD), images, draw)
+        asked = colour_picture(labels)
     else:
-        hole = Hole(MEAN, STD)
-        made, labels = hole.make_each(images, hole.choose(len(images), draw))
-        asked = _pictures(hole_picture(labels[:, :3].float() / 255, labels[:, 3:]))
-    return [("what the network sees", _made(made)), ("what it is asked for", asked)]
+        made, labels = _drawn(Hole(MEAN, STD), images, draw)
+        asked = hole_picture(labels[:, :3].float() / 255, labels[:, 3:])
+    return [("what the network sees", _made(made)), ("what it is asked for", _pictures(asked))]
+
+
+def _drawn(recipe: ImageRecipe, images: Tensor, draw: np.random.Generator) -> tuple[Tensor, Tensor]:
+    return recipe.make_each(images, recipe.choose(len(images), draw))
 
 
 def _made(images: Tensor) -> list[Image.Image]:
