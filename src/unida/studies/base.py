@@ -58,6 +58,7 @@ class Study:
     paper: str  # what the paper says
     published: str | None = None  # its table
     how: str = ""  # what a reader must know of how it is measured
+    shows_answers: bool = True  # whether its numbers are of answers, alone or as given
     Options: type[StudyOptions] = StudyOptions
 
 
@@ -201,7 +202,7 @@ def page(
     seeds = sorted({task.seed for task in tasks})
     seconds = [record["seconds"] for _, _, record in finished]
     versions = ", ".join(dict.fromkeys(str(record["version"]) for _, _, record in finished))
-    how = " ".join(filter(None, (WAYS[options.answers], study.how)))
+    how = " ".join(filter(None, (WAYS[options.answers] if study.shows_answers else "", study.how)))
     parts = [
         f"# Study: {study.name}",
         study.about,

@@ -84,7 +84,7 @@ def _correlated(runs: list[list[Line]], other: str) -> list[str]:
 
 
 def draw(figure: "Figure", lines: list[Line], options: CorrelationOptions) -> None:
-    styles = {"no": ":", "words only": "--", "yes": "-"}
+    styles = {"no": "C0:", "words only": "C1--", "yes": "C2-"}
     for place, (name, title) in enumerate(TITLES.items()):
         axes = figure.add_subplot(2, 2, place + 1)
         for (row, spa), mine in grouped(lines, "row", "spa").items():

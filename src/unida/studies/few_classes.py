@@ -112,6 +112,7 @@ def draw(figure: "Figure", lines: list[Line], options: FewClassesOptions) -> Non
         axes.plot(list(means), list(means.values()), "o-", label=bins)
     axes.set_xlabel("source classes")
     axes.set_ylabel("HOS, in per cent")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.3)
     axes.legend()
 

@@ -87,6 +87,7 @@ def draw(figure: "Figure", lines: list[Line], options: OpennessOptions) -> None:
         axes.plot(list(means), list(means.values()), style, color=colour, label=method)
     axes.set_xlabel("target-private classes")
     axes.set_ylabel("HOS, in per cent")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
 

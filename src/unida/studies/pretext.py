@@ -57,6 +57,6 @@ PRETEXT = Study(
     paper="Counting is best. The other tasks that classify help a little, and those that paint pictures hardly at all.",
     published="pretext",
     how="The row with words only has no loss on its words; the one with words and entropy has no task; all tasks have "
-    "the entropy loss, as in the paper. Pretext accuracy is that of the last training batches, of both domains; tasks "
-    "that paint a picture have none.",
+    "the entropy loss, as in the paper. Pretext accuracy is that of the last training batches, of both domains; for "
+    "colorization it is the share of places with the right colour, and for inpainting there is none.",
 )

@@ -155,5 +155,6 @@ PRIVATE_PROBE = Study(
     "images of each private class and is tested on the other half, over several seeded splits. k-means gets the true "
     "number of classes and features of length 1. The space 'words' is the word histogram, 'feature' is what the "
     "method's heads see. The row with words only is the null control: no loss on its words.",
+    shows_answers=False,
     Options=ProbeOptions,
 )
