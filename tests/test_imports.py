@@ -333,7 +333,7 @@ QUICK = (
     ["analyze", "clusters"],
     ["analyze", "clusters", "full"],
     ["report"],
-    ["study"],
+    ["study", "--help"],
     ["study", "openness", "--help"],
     ["study", "openness", "--source", "a", "--target", "b", "--out", "c"],
     ["report", "full"],
