@@ -36,7 +36,7 @@ ORDER = (
     ("runs",),
     ("export",),
     ("grids",),
-    ("reports",),
+    ("reports", "studies"),
     ("api",),
     ("serving",),
     ("unida",),  # the package's own __init__
@@ -72,12 +72,16 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
         *("errors", "support", "data", "features", "methods", "config", "answering", "training", "evaluation"),
         *("analysis", "runs", "grids"),
     ),
+    "studies": (
+        *("errors", "support", "data", "models", "clustering", "methods", "config", "training", "evaluation"),
+        *("analysis", "runs", "grids"),
+    ),
     "api": ("errors", "support", "data", "methods", "config", "answering", "evaluation", "runs", "export", "reports"),
     "serving": ("errors", "support", "data", "methods", "config", "answering", "runs"),
     "unida": ("errors", "evaluation", "api", "grids"),
     "cli": (
         *("errors", "support", "data", "models", "pretext", "methods", "config", "training", "analysis", "runs"),
-        *("api", "grids", "export", "reports", "serving", "unida"),
+        *("api", "grids", "export", "reports", "studies", "serving", "unida"),
     ),
     "__main__": ("cli",),
 }
@@ -283,6 +287,7 @@ BEHIND_HELP_AND_ERRORS = (
     "unida.data.pairs",
     "unida.analysis.options",
     *("unida.grids.published", "unida.grids.start", "unida.grids.pages", "unida.grids.status"),
+    "unida.studies.catalogue",
 )
 
 
@@ -328,6 +333,9 @@ QUICK = (
     ["analyze", "clusters"],
     ["analyze", "clusters", "full"],
     ["report"],
+    ["study", "--help"],
+    ["study", "openness", "--help"],
+    ["study", "openness", "--source", "a", "--target", "b", "--out", "c"],
     ["report", "full"],
     ["discover", "--help"],
     ["discover", "full"],

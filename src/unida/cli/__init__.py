@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from unida import __version__
-from unida.cli import discover_verbs, export_verbs, grid_verbs, report_verbs, serve_verbs, verbs
+from unida.cli import discover_verbs, export_verbs, grid_verbs, report_verbs, serve_verbs, study_verbs, verbs
 from unida.cli.output import exit_with, forget_output
 from unida.errors import UserError
 from unida.support.suggest import did_you_mean
@@ -25,6 +25,7 @@ Every image of an unlabelled folder gets one of the classes of a labelled folder
   unida discover RUN                                 the unknown images, in groups that look like one class each
   unida grid SPEC.yaml --out DIR                     every run of a table, side by side; `unida grid status DIR`
   unida table DIR                                    tables of a grid: Markdown, LaTeX, CSV, the paper beside
+  unida study NAME … --out DIR                       the studies of SPA's paper; `unida study` lists them
   unida report RUN|GRID                              one HTML file: answers, pictures, charts
   unida demo                                         see it work on generated pictures, in minutes
   unida methods                                      the methods, their papers and options
@@ -111,6 +112,7 @@ VERBS: dict[str, Verb] = {
     "discover": discover_verbs.discover,
     "grid": grid_verbs.grid,
     "table": grid_verbs.table,
+    "study": study_verbs.study,
     "report": report_verbs.report,
     "demo": verbs.demo,
     "methods": verbs.methods,

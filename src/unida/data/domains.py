@@ -21,7 +21,7 @@ from unida.data.folders import (
 from unida.data.options import DataOptions
 from unida.data.pairs import BenchmarkPair, benchmark_pair
 from unida.data.pixels import Pixels, open_pixels
-from unida.data.settings import UNKNOWN
+from unida.data.settings import UNKNOWN, names_left_out
 from unida.errors import UserError
 from unida.support.progress import progress
 
@@ -56,9 +56,10 @@ def open_domains(options: DataOptions, visible: bool = True) -> tuple[Source, Ta
     _refuse_skipped(source_skipped, options)
     if not source_files:
         raise UserError(f"--source {options.source} holds no image: it needs one sub-folder of images per class")
+    all_source, source_files = source_files, _without(source_files, options.source_without, "--source-without")
     labelled_by_folder(source_files)  # refuse images outside class folders before the long work of decoding
     target = open_target(options, visible)
-    source_pixels = _open(source_files, "source", options, visible)
+    source_pixels = _only(source_files, _open(all_source, "source", options, visible))
     _refuse_lost_classes(source_files, source_pixels.files, options)
     count = len(source_pixels) + len(target.pixels)
     source_pixels, target_pixels = _apply_duplicates(source_pixels, target.pixels, options)
@@ -81,7 +82,8 @@ def open_target(options: DataOptions, visible: bool = True) -> Target:
     _refuse_skipped(skipped, options)
     if not files:
         raise UserError(f"{options.target} holds no image: point it at a folder of jpg, png, webp, bmp or tiff")
-    pixels = _open(files, "target", options, visible)
+    kept = _without(files, options.target_without, "--target-without")
+    pixels = _only(kept, _open(files, "target", options, visible))
     if len(pixels) == 0:
         raise UserError(f"{options.target}: none of its {len(files)} images can be read: fix or replace them")
     return Target(pixels, (*skipped, *pixels.skipped))
@@ -138,6 +140,23 @@ def _open(files: Sequence[ImageFile], what: str, options: DataOptions, visible: 
             memory_limit=0,  # mapped: a run that needs pixels in every step reads them into memory
             progress=lambda done, total: report(done),
         )
+
+
+def _without(files: list[ImageFile], names: str | None, option: str) -> list[ImageFile]:
+    """The files that do not lie in the sub-folders that an option leaves out."""
+    there = {class_of(file) or "" for file in files} - {""}
+    left_out = names_left_out(names, there, option, "the folder")
+    kept = [file for file in files if class_of(file) not in left_out]
+    if not kept:
+        raise UserError(f"{option} leaves out every image of the folder: keep at least one sub-folder")
+    return kept
+
+
+def _only(files: Sequence[ImageFile], pixels: Pixels) -> Pixels:
+    """The decoded images of these files. The whole folder is decoded, so that runs that leave out others find it."""
+    paths = {file.path for file in files}
+    keep = np.array([file.path in paths for file in pixels.files], dtype=bool)
+    return pixels if keep.all() else pixels.subset(keep)
 
 
 def _refuse_cache(cache: Path) -> None:

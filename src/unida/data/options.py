@@ -39,6 +39,10 @@ class DataOptions:
     """The benchmark's two domains."""
     setting: str = "unida"
     """The benchmark's label sets: cda, pda, osda, unida, or a named variant such as osda:ros."""
+    source_without: Annotated[str | None, shown("NAME/NAME/…", "(default: none)")] = None
+    """Leave these classes out of the source: names of its sub-folders, with / between them."""
+    target_without: Annotated[str | None, shown("NAME/NAME/…", "(default: none)")] = None
+    """Leave these sub-folders, or classes of a benchmark, out of the target: as if they had never been there."""
     resize: Literal["squash", "short"] = "squash"
     """squash: resize to a square (OVANet); short: resize the short side and keep the aspect ratio (DCC)."""
     image_size: int = 256

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from unida.data.benchmarks import Benchmark, load_benchmark
 from unida.data.options import DataOptions
-from unida.data.settings import LabelSets
+from unida.data.settings import LabelSets, names_left_out
 from unida.errors import UserError
 
 
@@ -39,4 +39,10 @@ def benchmark_pair(options: DataOptions) -> BenchmarkPair | None:
         raise UserError("--pair SOURCE:TARGET is missing, for instance --pair amazon:dslr")
     benchmark = load_benchmark(options.benchmark)
     source, target = benchmark.parse_pair(options.pair)
-    return BenchmarkPair(benchmark, options.root, source, target, benchmark.label_sets(options.setting))
+    sets = benchmark.label_sets(options.setting)
+    where = f"{benchmark.title} under {options.setting}"
+    sets = sets.without(
+        names_left_out(options.source_without, sets.source_classes, "--source-without", f"the source, {where}"),
+        names_left_out(options.target_without, sets.target_classes, "--target-without", f"the target, {where}"),
+    )
+    return BenchmarkPair(benchmark, options.root, source, target, sets)

@@ -81,6 +81,7 @@ def read_truth_of_run(
             pair=None,
             source=options.source or Path(),
             target=Path(folder),
+            target_without=None,
         )
     if options.benchmark is not None:
         truth = read_truth(options, None, classes, visible)

@@ -1,0 +1,1 @@
+"""The studies of SPA's paper, each one command: `unida study NAME`."""

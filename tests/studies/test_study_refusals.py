@@ -1,0 +1,78 @@
+"""What `unida study` refuses, in one line, before torch is loaded."""
+
+from pathlib import Path
+
+import pytest
+
+from unida.cli import main
+from unida.studies.catalogue import STUDIES
+
+HERE = "--source source --target target --target-labels --out out"
+OFFICE = "--benchmark office31 --out out"
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for folder in ("source/cup", "source/pen", "target/cup"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "a.png").write_bytes(b"not opened")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("openess", "did you mean 'openness'?"),
+        ("ablation", "--out DIR is missing"),
+        ("ablation --out out", "--source DIR is missing"),
+        ("openness --source source --target target --out out", "add --target-labels"),
+        (f"ablation {HERE} --method ovnet", "did you mean 'ovanet'?"),
+        (f"ablation {HERE} --benchmark office31", "exclude each other"),
+        (f"ablation {HERE} --pairs A:D", "--pairs needs --benchmark"),
+        (f"ablation {HERE} --set steps", "write NAME=VALUE"),
+        (f"ablation {HERE} --set stepps=3", "did you mean 'steps'?"),
+        (f"ablation {HERE} --seeds -1", "0 or more"),
+        (f"ablation {HERE} --grids 3", "there is no option '--grids'"),
+        (f"ablation {OFFICE}", "--root DIR is missing"),
+        (f"ablation {OFFICE} --root . --pairs A:X", "no domain 'X'"),
+        (f"ablation {OFFICE} --root . --setting odsa", "has no setting 'odsa'"),
+        (f"grid-size {HERE} --grids 1", "numbers from 2 to 6"),
+        (f"few-classes {HERE} --classes 1", "numbers of 2 or more"),
+        (f"few-classes {HERE} --classes 7", "the source has 2 classes"),
+        (f"openness {HERE}", "no class of its own"),
+        (f"openness {OFFICE} --root . --private 12", "only 11 classes of its own"),
+        (f"openness {HERE} --methods dc", "did you mean 'dcc'?"),
+        (f"private-probe {HERE}", "fewer than two classes"),
+        (f"correlation {HERE} --every 0", "--every is 0"),
+        (f"correlation {HERE} --answers alone", "--answers"),
+    ],
+)
+def test_a_wrong_call_is_one_line(words: str, told: str, work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["study", *words.split()])
+    said = capsys.readouterr().err
+    assert end.value.code == 2 and said.startswith("error: ") and said.count("\n") == 1
+    assert told in said
+    assert not (work / "out").exists()
+
+
+def test_a_folder_with_other_files_is_refused(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (work / "out").mkdir()
+    (work / "out" / "mine.txt").write_text("mine")
+    with pytest.raises(SystemExit):
+        main(["study", "ablation", *HERE.split()])
+    assert "already holds other files" in capsys.readouterr().err
+    assert [path.name for path in (work / "out").iterdir()] == ["mine.txt"]
+
+
+def test_the_list_names_every_study(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["study"])
+    said = capsys.readouterr().out
+    assert all(f"  {name} " in said for name in (*STUDIES, "layers", "complexity"))
+
+
+def test_studies_without_runs_are_those_of_analyze(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["study", "complexity", "--method", "ovnet"])
+    assert "did you mean 'ovanet'?" in capsys.readouterr().err
