@@ -1,10 +1,14 @@
 """What `unida study` refuses, in one line, before torch is loaded."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from unida.cli import main
+from unida.grids.plan import check_plan, plan
+from unida.grids.spec import grid_from
+from unida.studies.base import content_of
 from unida.studies.catalogue import STUDIES
 
 HERE = "--source source --target target --target-labels --out out"
@@ -64,6 +68,27 @@ def test_a_folder_with_other_files_is_refused(work: Path, capsys: pytest.Capture
         main(["study", "ablation", *HERE.split()])
     assert "already holds other files" in capsys.readouterr().err
     assert [path.name for path in (work / "out").iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize("preset", ["best", "paper"])
+@pytest.mark.parametrize(
+    ("name", "runs"),
+    [
+        *(("ablation", 5), ("pretext", 8), ("openness", 30), ("grid-size", 6)),
+        *(("private-probe", 3), ("correlation", 3), ("seeds", 6)),
+    ],
+)
+def test_every_row_is_one_that_adapt_takes(name: str, runs: int, preset: Any, tmp_path: Path) -> None:
+    """Of a benchmark's pair: its options are checked as those of a run are."""
+    study = STUDIES[name]
+    options = study.Options(
+        out=tmp_path / "out", benchmark="office31", root=tmp_path, pairs=("A:D",), spa_preset=preset, train="tail"
+    )
+    options.check()
+    tasks = plan(grid_from(content_of(study, study.rows(options), options)), tmp_path / "out")
+    assert len(tasks) == runs and {task.pair for task in tasks} == {"amazon:dslr"}
+    assert len({str({**task.options, "out": ""}) for task in tasks}) == runs, "no two runs are the same"
+    check_plan(tasks)
 
 
 def test_the_list_names_every_study(capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,9 +50,9 @@ def study(arguments: list[str]) -> None:
     except (Interrupted, KeyboardInterrupt):
         exit_with(f"interrupted. Continue with the same command: {command}", 130)
     if failed:
-        print(f"{len(failed)} run(s) failed, and are not in the table; give the same command to try them again:")
-        for record in failed:
-            print(printable(f"  {record['row']} {record['pair']}, seed {record['seed']}: {record['reason']}"))
+        told = f"{len(failed)} run(s) failed, and are not in the table; give the same command to try them again:"
+        lines = [f"  {record['row']} {record['pair']}, seed {record['seed']}: {record['reason']}" for record in failed]
+        print("\n".join(map(printable, [told, *lines])), file=sys.stderr)
         sys.exit(1)
 
 
