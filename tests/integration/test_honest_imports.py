@@ -15,16 +15,8 @@ from unida.models.weights import LITE0_WHEEL
 
 BEFORE_EVALUATION = ("answering", "clustering", "data", "features", "losses", "methods", "models", "pretext")
 BEFORE_EVALUATION += ("recipes", "support", "training")
-KNOW_THE_TRUTH = (
-    "analysis",
-    "cli",
-    "evaluation",
-    "export",
-    "grids",
-    "reports",
-    "runs",
-    "serving",
-)  # or some of their modules do
+# Or some of their modules do.
+KNOW_THE_TRUTH = ("analysis", "cli", "evaluation", "export", "grids", "reports", "runs", "serving", "studies")
 
 
 def tree_of(module: str) -> ast.Module:

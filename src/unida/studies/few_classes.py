@@ -104,6 +104,8 @@ def tables(lines: list[Line], options: FewClassesOptions) -> list[Table]:
 
 
 def draw(figure: "Figure", lines: list[Line], options: FewClassesOptions) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     metric = shown_metric("hos", options)
     axes = figure.add_subplot()
     for (bins,), mine in grouped(lines, "bins").items():
@@ -112,7 +114,7 @@ def draw(figure: "Figure", lines: list[Line], options: FewClassesOptions) -> Non
         axes.plot(list(means), list(means.values()), "o-", label=bins)
     axes.set_xlabel("source classes")
     axes.set_ylabel("HOS, in per cent")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     axes.legend()
 

@@ -76,6 +76,8 @@ def tables(lines: list[Line], options: OpennessOptions) -> list[Table]:
 
 
 def draw(figure: "Figure", lines: list[Line], options: OpennessOptions) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     metric = shown_metric("hos", options)
     axes = figure.add_subplot()
     methods = list(dict.fromkeys(line["method"].removesuffix("+spa") for line in lines))
@@ -87,7 +89,7 @@ def draw(figure: "Figure", lines: list[Line], options: OpennessOptions) -> None:
         axes.plot(list(means), list(means.values()), style, color=colour, label=method)
     axes.set_xlabel("target-private classes")
     axes.set_ylabel("HOS, in per cent")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
 
