@@ -5,6 +5,7 @@ import io
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from PIL import Image
 
 import unida
-from unida.answering.alone import Answers, Scored, decide
+from unida.answering.alone import Answers, decide
 from unida.errors import UserError
 from unida.export import parity
 from unida.export.files import Traced, write_torch
@@ -117,17 +118,13 @@ def test_another_label_or_a_score_that_is_no_number_is_refused() -> None:
         parity.compare(expected(shaky=20), labels, scores[0], broken, "x")
 
 
-def test_an_image_between_two_neighbours_is_shaky() -> None:
-    """One has two neighbours that are equally near and say different things, one has a clear neighbour."""
-    near = torch.tensor([[0.6, 0.8], [1.0, 0.0]], dtype=torch.float16)
-
-    def nearest(scored: Scored) -> Answers:
-        x, y = scored.directions.double().T
-        share = torch.where(0.8 * x > 0.6 * y, 0.9, 0.6)
-        return decide(torch.stack([share, 1 - share], dim=1), torch.zeros(2), 0.5)
-
-    scored = Scored(near, torch.zeros(2, 2), torch.zeros(2))
-    assert parity._shaky(scored, nearest(scored), nearest).tolist() == [True, False]
+def test_images_whose_scores_hang_on_the_last_bits_are_found() -> None:
+    probability, unknown = torch.tensor([0.8, 0.8, 0.8]), torch.tensor([0.2, 0.2, 0.2])
+    answers = decide(torch.stack([probability, 1 - probability], dim=1), unknown, 0.5)
+    others = [replace(answers, probability=probability + torch.tensor([0.0, 1e-3, 2e-5]))]
+    others += [replace(answers, unknown_score=unknown - torch.tensor([0.0, 0.0, 1e-3])), answers]
+    assert parity._moved(answers, others).tolist() == [False, True, True]
+    assert not parity._moved(answers, others[-1:]).any()
 
 
 def test_a_file_that_answers_otherwise_is_not_written(tmp_path: Path) -> None:
