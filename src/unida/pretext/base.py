@@ -38,11 +38,11 @@ class Task(nn.Module):
             log_words: (B, H, W, K) log φ.
             labels: (B, …) the recipe's.
         """
-        raise NotImplementedError
+        raise NotImplementedError  # abstract
 
     def look(self, made: Iterable[Made], log_words: Callable[[Tensor], Tensor]) -> str:
         """Look at batches of both domains before training; what it finds must live in buffers. Returns a log line."""
-        raise NotImplementedError
+        raise NotImplementedError  # only where `looks_first`
 
 
 class Classification(Task):
