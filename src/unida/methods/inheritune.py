@@ -56,19 +56,13 @@ from torch import Tensor
 from unida.clustering.kmeans import kmeans, nearest
 from unida.losses.source_free import (
     known_confidence,
-    negative_score,
     relative_weights,
-    separation_loss,
-    split_entropy,
 )
 from unida.methods.base import (
-    DomainName,
     Group,
     Losses,
-    Method,
     Phase,
     Problem,
-    Scores,
     SourceBatch,
     Sweep,
     TargetBatch,
@@ -76,6 +70,7 @@ from unida.methods.base import (
     Want,
 )
 from unida.methods.inheritune_options import CARD, InheriTuneOptions
+from unida.methods.source_free import SourceFree
 from unida.models.backbone import Backbone
 from unida.models.frame import SAMPLED_IMAGES
 from unida.models.source_free import Extractor, SplitHead, SplitLogits, keep_pretrained
@@ -90,7 +85,7 @@ CLIENT_STEPS, WITHOUT_PSEUDO = 15_000, 50  # as published, of which the first ar
 MOST_FASTER = 10.0  # times the client's rate, in a short run
 
 
-class InheriTune(Method):
+class InheriTune(SourceFree):
     card = CARD
     run_only = ("source_extractor", "centres", "is_cluster", "pseudo_images", "pseudo_labels")
 
@@ -233,43 +228,9 @@ class InheriTune(Method):
         places = torch.from_numpy(self._drawn(step)).to(logits.device)
         return {"pseudo": F.cross_entropy(logits, self.pseudo_labels[places])}
 
-    def adaptation(self, source: SourceBatch, target: TargetBatch, step: int) -> Losses:
-        seen = self.framed(target.images, "target")
-        known, negative = self.head(self.extractor(seen))
-        weights = self.weights_of(seen)
-        known_weight = weights[0].mean()
-        self.watched["known_weight"] = lambda: known_weight
-        return {
-            "separation": separation_loss(known, negative, weights),
-            "entropy": self.options.entropy_weight * split_entropy(known, negative, weights),
-        }
-
-    @torch.no_grad()
-    def weights_of(self, seen: Tensor) -> tuple[Tensor, Tensor]:
-        """W and W′, (B,) each, of what M saw: by the vendor's model, which stays as it is."""
-        logits: SplitLogits = self.head(self.source_extractor(seen))
+    def image_weights(self, logits: SplitLogits) -> tuple[Tensor, Tensor]:
         confidence = known_confidence(*logits)
         return relative_weights(confidence, gather(confidence))
-
-    # ---- answers -----------------------------------------------------------------------------------------------------
-
-    def framed(self, images: Tensor, domain: DomainName) -> Tensor:
-        """M(x), (B, 3, H, W) → (B, frame.size): in the frame, if it is on."""
-        return self.frame(self.backbone(images), domain)
-
-    def features(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) → (B, 256), of E_t; of E_s while the vendor trains."""
-        found: Tensor = self.extractor(self.framed(images, "target"))
-        return found
-
-    def source_features(self, images: Tensor) -> Tensor:
-        """The same, of images of the source: each domain has its own mean in the frame."""
-        found: Tensor = self.extractor(self.framed(images, "source"))
-        return found
-
-    def score(self, features: Tensor) -> Scores:
-        logits = self.head(features)
-        return Scores(logits.known, negative_score(*logits))
 
 
 # ---- rules -----------------------------------------------------------------------------------------------------------

@@ -64,20 +64,14 @@ from unida.losses.source_free import (
     exponential_weights,
     known_confidence,
     mass_weights,
-    negative_score,
     pair_classes,
-    separation_loss,
-    split_entropy,
 )
 from unida.methods.base import (
-    DomainName,
     Group,
     Losses,
-    Method,
     Phase,
     Problem,
     Round,
-    Scores,
     SourceBatch,
     Sweep,
     TargetBatch,
@@ -86,6 +80,7 @@ from unida.methods.base import (
     Want,
     spans,
 )
+from unida.methods.source_free import SourceFree
 from unida.methods.usfda_options import CARD, USFDAOptions
 from unida.models.backbone import Backbone
 from unida.models.frame import SAMPLED_IMAGES
@@ -104,7 +99,7 @@ FORGOTTEN = -1  # instead of a label
 LARGEST = 2**27  # numbers in the negative classifier, or in the Gaussians: 512 MiB
 
 
-class USFDA(Method):
+class USFDA(SourceFree):
     card = CARD
     run_only = ("source_extractor", "decoder", "means", "factors", "source_labels")
 
@@ -199,10 +194,6 @@ class USFDA(Method):
         is_classification = step in self.procurement and step % UPDATES == 0
         return [Want(SPLICED, "source", recipe=SPLICED)] if is_classification else []
 
-    def framed(self, images: Tensor, domain: DomainName) -> Tensor:
-        """M(x), (B, 3, H, W) → (B, frame.size): in the frame, if it is on."""
-        return self.frame(self.backbone(images), domain)
-
     def classification(self, source: SourceBatch, target: TargetBatch, step: int) -> Losses:
         made = source.extra[SPLICED]
         seen = [self.framed(images, "source") for images in (source.images, made.images)]
@@ -251,39 +242,11 @@ class USFDA(Method):
     def gaussians(self) -> ClassGaussians:
         return ClassGaussians(self.means, self.factors)
 
-    def adaptation(self, source: SourceBatch, target: TargetBatch, step: int) -> Losses:
-        seen = self.framed(target.images, "target")
-        known, negative = self.head(self.extractor(seen))
-        weights = self.weights_of(seen)
-        known_weight = weights[0].mean()
-        self.watched["known_weight"] = lambda: known_weight
-        return {
-            "separation": separation_loss(known, negative, weights),
-            "entropy": self.options.entropy_weight * split_entropy(known, negative, weights),
-        }
-
-    @torch.no_grad()
-    def weights_of(self, seen: Tensor) -> tuple[Tensor, Tensor]:
-        """w and w′, (B,) each, of what M saw: by the source's model, which stays as it is."""
-        logits: SplitLogits = self.head(self.source_extractor(seen))
+    def image_weights(self, logits: SplitLogits) -> tuple[Tensor, Tensor]:
         if self.options.instance_weights == "mass":
             return mass_weights(*logits)
         confidence = known_confidence(*logits)
         return exponential_weights(confidence, gather(confidence))
-
-    def features(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) → (B, 256), of F_t; before the deployment, of F_s."""
-        found: Tensor = self.extractor(self.framed(images, "target"))
-        return found
-
-    def source_features(self, images: Tensor) -> Tensor:
-        """The same, of images of the source: each domain has its own mean in the frame."""
-        found: Tensor = self.extractor(self.framed(images, "source"))
-        return found
-
-    def score(self, features: Tensor) -> Scores:
-        logits = self.head(features)
-        return Scores(logits.known, negative_score(*logits))
 
 
 def number_of_negative_classes(num_classes: int, limit: int) -> int:
