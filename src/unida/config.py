@@ -306,7 +306,7 @@ def converted(name: str, value: Any, hint: Any) -> Any:
         for option in options
         for choice in (typing.get_args(option) if typing.get_origin(option) is Literal else (None,))
     )
-    raise UserError(f"option {name!r} is {value!r}: it must be {allowed}")
+    raise UserError(f"option {name!r} is {value!r}: it must be {allowed.replace('NoneType', 'None')}")
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -197,7 +197,7 @@ OPTIONS: list[Case] = [
     ({"--weight-decay": -1}, ("--weight-decay is -1.0", "at least 0")),
     ({"--seed": -1}, ("--seed is -1", "at least 0")),
     ({"--steps": "many"}, ("--steps", "'many'", "unida adapt --help")),
-    ({"--resize": "crush"}, ("--resize", "'crush'", "'squash', 'short'", "unida adapt --help")),
+    ({"--resize": "crush"}, ("--resize", "'crush'", "one of squash, short;", "unida adapt --help")),
     ({"--stpes": 3}, ("'--stpes'", "did you mean '--steps'?", "unida adapt --help")),
     ({"--entropy-wieght=1": True}, ("'--entropy-wieght'", "did you mean '--entropy-weight'?")),
     ({"--steps": None, "stray": True}, ("'stray'", "unida adapt --help")),

@@ -95,7 +95,11 @@ BAD: list[tuple[Sequence[str], str]] = [
     (["--spa", "--spa.pool", "-1"], r"--spa\.pool is -1: it must be at least 1"),
     (["--spa", "--spa.entropy-weight", "-1"], r"--spa\.entropy-weight is -1\.0: it must be at least 0"),
     (["--spa", "--spa.pretext-weight", "nan"], r"--spa\.pretext-weight is nan: it must be finite and at least 0"),
-    (["--spa", "--spa.words", "maybe"], "maybe"),
+    (["--spa", "--spa.words", "maybe"], r"'maybe' for argument '--spa\.words'\. Expected one of off, on;"),
+    (
+        ["--spa", "--spa.task", "count-it"],
+        "Expected one of colorization, count, inpainting, jigsaw, patch-location, rotation; see: unida adapt --help",
+    ),
     (["--spa", "--spa.vocabulry", "64"], r"no option '--spa\.vocabulry' \(did you mean '--spa\.vocabulary'\?\)"),
 ]
 

@@ -50,7 +50,14 @@ def _gist(box: str) -> str:
     content = (line[2:].rstrip("│ ") for line in itertools.islice(below_title, 1, None))  # border, space, text
     statement = itertools.takewhile(lambda line: line.strip(" ─-"), content)
     words = [line.strip() for line in statement if not line.startswith(" " * 8)]
-    return " ".join(words or plain.split()).rstrip(".")
+    gist = " ".join(words or plain.split()).rstrip(".")
+    return re.sub(r"(?<=Expected one of )\((.*)\)", lambda found: _choices(found[1]), gist)
+
+
+def _choices(listed: str) -> str:
+    """The choices that a user can write: the parser adds None, in any order, to those of an option without default."""
+    choices = re.findall("'(.*?)'", listed)
+    return ", ".join(sorted(set(choices) - {"None"}) if "None" in choices else choices)
 
 
 def _option_names(kind: Any) -> Iterator[str]:
