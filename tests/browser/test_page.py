@@ -106,6 +106,25 @@ def test_the_page_answers_an_image_that_is_dropped_and_shows_its_name_as_text(pa
     assert "%" in page.inner_text(".card .probability")
 
 
+COPY = """async (bytes) => {
+    const image = new Blob([new Uint8Array(bytes)], { type: "image/png" });
+    await navigator.clipboard.write([new ClipboardItem({ "image/png": image })]);
+}"""
+
+
+def test_the_page_answers_an_image_that_is_pasted(page: Any, target: Path) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.evaluate("navigator.clipboard.writeText('only words')")
+    page.keyboard.press("Control+V")
+    page.wait_for_selector("#status:has-text('no image in what you pasted')")
+    assert page.query_selector(".card") is None
+    page.evaluate(COPY, list(min(target.rglob("*.png")).read_bytes()))
+    page.keyboard.press("Control+V")
+    page.wait_for_selector(".card:not(.waits)")
+    assert re.fullmatch("unknown|star|house|heart|arrow", page.inner_text(".card .label"))
+    assert page.locator(".card .sent").evaluate("image => [image.naturalWidth, image.naturalHeight]") == [64, 64]
+
+
 def test_a_file_that_is_no_image_gets_its_reason(page: Any, tmp_path: Path) -> None:
     bad = tmp_path / "notes.png"
     bad.write_text("no image")

@@ -69,6 +69,55 @@ def test_the_map_shows_pictures(open_page: Any, run_page: Path) -> None:
     assert page.locator("#tip").is_visible() and page.locator("#tip p").inner_text() == "a <b>"
 
 
+def test_the_map_needs_no_mouse(open_page: Any, run_page: Path) -> None:
+    opened = open_page(run_page)
+    page = opened.page
+    tip, said, ring = page.locator("#tip p"), page.locator("#map-said"), page.locator("#map-ring")
+    chart = page.locator("#chart-map")
+    page.locator("#slider").focus()
+    for _ in range(200):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.id") == "chart-map":
+            break
+    assert tip.is_visible() and ring.is_visible()  # the first point, as soon as the map has the focus
+    assert chart.evaluate("one => getComputedStyle(one).outlineStyle") == "solid"
+    traces = chart.evaluate("one => one.data.map(({ x, y, customdata }) => ({ x, y, customdata }))")
+    titles = [title for trace in traces for _, title in trace["customdata"]]
+    seen = []
+    for _ in titles:
+        assert tip.inner_text() == said.inner_text() and ring.is_visible()
+        seen.append(said.inner_text())
+        page.keyboard.press("PageDown")
+    plain = page.evaluate(
+        "titles => titles.map(one => new DOMParser().parseFromString(one, 'text/html').body.innerText)", titles
+    )
+    assert seen == plain and said.inner_text() == plain[0]  # every image, then the first again
+
+    def place() -> tuple[float, float]:
+        box = ring.bounding_box()
+        return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+    before = place()
+    page.keyboard.press("ArrowRight")
+    if place() == before:  # it lay at the right edge
+        page.keyboard.press("ArrowLeft")
+        assert place()[0] < before[0]
+    else:
+        assert place()[0] > before[0]
+    last = None
+    while place() != last:  # to an edge: no point is farther in this direction's cone
+        last = place()
+        page.keyboard.press("ArrowUp")
+        assert place()[1] <= last[1]
+    # The ring is at the point that plotly draws there.
+    points = chart.locator(".scatterlayer .point").evaluate_all(
+        "all => all.map(one => one.getBoundingClientRect()).map(box => [box.x + box.width / 2, box.y + box.height / 2])"
+    )
+    assert min(abs(x - last[0]) + abs(y - last[1]) for x, y in points) < 2
+    page.keyboard.press("Tab")
+    assert not tip.is_visible() and not ring.is_visible() and opened.errors == []
+
+
 def test_tables_sort_by_click_and_by_key(open_page: Any, grid_page: Path) -> None:
     opened = open_page(grid_page)
     page = opened.page

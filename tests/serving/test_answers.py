@@ -18,6 +18,7 @@ from unida.errors import UserError
 from unida.serving import batches as batches_module
 from unida.serving.batches import Batches, TooBusy
 from unida.serving.model import ServedModel
+from unida.serving.pictures import Pictures, _small_picture
 
 Start = Callable[..., Any]  # a client of a server with these options
 
@@ -123,6 +124,21 @@ def test_pictures_have_ids_and_those_that_are_gone_are_left_out(
     monkeypatch.setattr(Path, "exists", lambda path: False)
     gone = client.post("/predict?explain=true", files=files_of(paths[-1:])).json()["answers"][0]["explanation"]
     assert gone["source"] == [] and gone["target"] == []
+
+
+def test_no_picture_is_of_a_class_that_was_left_out(glyphs: GlyphFolders, tmp_path: Path) -> None:
+    left_out = {"source": sorted(path.name for path in glyphs.source.iterdir())[0]}
+    left_out["target"] = sorted(path.name for path in glyphs.target.iterdir())[-1]
+    names = {"source_without": left_out["source"], "target_without": left_out["target"]}
+    options = {"method": "source-only", "backbone": "test_resnet", "weights": "none", "train": "head"}
+    sizes = {"image_size": 72, "crop": 64, "cache": tmp_path / "cache"}
+    unida.adapt(glyphs.source, glyphs.target, tmp_path / "run", **options, **sizes, **names)
+    pictures = Pictures(ServedModel(tmp_path / "run", alone=False))
+    pictures.list_files()
+    for domain, folder in (("source", glyphs.source), ("target", glyphs.target)):
+        files = sorted(folder.rglob("*.png"))
+        shown = {pictures.small(f"{domain}-{place}") for place in range(len(files))} - {None}
+        assert shown == {_small_picture(file) for file in files if file.parent.name != left_out[domain]}
 
 
 def test_a_run_without_its_images_answers(start: Start, paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:

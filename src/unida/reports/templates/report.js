@@ -64,25 +64,70 @@ async function start() {
   document.documentElement.dataset.ready = "yes";
 }
 
-/* The map: pictures on hover. */
+/* The map: the picture of a point, by mouse or by keys. */
+const DIRECTIONS = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowDown: [0, 1], ArrowUp: [0, -1] };
+const STEPS = { PageDown: 1, PageUp: -1 };
 function showTiles() {
-  const sheet = json("tiles"), chart = byId("chart-map"), tip = byId("tip");
+  const sheet = json("tiles"), chart = byId("chart-map"), tip = byId("tip"), ring = byId("map-ring");
   if (!sheet || !chart) { return; }
   const tile = tip.querySelector(".tile");
   tile.style.backgroundImage = `url(${sheet.uri})`;
   tile.style.backgroundSize = `${100 * sheet.columns}% ${100 * sheet.rows}%`;
   const share = (place, count) => (count > 1 ? (100 * place) / (count - 1) : 0);
-  chart.on("plotly_hover", (event) => {
-    const [number, title] = event.points[0].customdata;
+  function show([number, title], x, y) {
     tile.style.backgroundPosition = `${share(number % sheet.columns, sheet.columns)}% ${share(Math.floor(number / sheet.columns), sheet.rows)}%`;
     const text = new DOMParser().parseFromString(title, "text/html").documentElement.textContent;
     tip.querySelector("p").textContent = text;
     tip.hidden = false;
-    const { clientX, clientY } = event.event;
-    tip.style.left = `${Math.min(clientX + 14, innerWidth - tip.offsetWidth - 8)}px`;
-    tip.style.top = `${Math.min(clientY + 14, innerHeight - tip.offsetHeight - 8)}px`;
+    tip.style.left = `${Math.min(x + 14, innerWidth - tip.offsetWidth - 8)}px`;
+    tip.style.top = `${Math.min(y + 14, innerHeight - tip.offsetHeight - 8)}px`;
+    return text;
+  }
+  const hide = () => { tip.hidden = ring.hidden = true; };
+  chart.on("plotly_hover", ({ points, event }) => { hide(); show(points[0].customdata, event.clientX, event.clientY); });
+  chart.on("plotly_unhover", hide);
+
+  let current = -1; /* the tile of the point that the keys are at */
+  function shownPoints() { /* those that are not hidden by the legend or by zooming, in pixels of the chart */
+    const { xaxis, yaxis } = chart._fullLayout;
+    const all = chart.data.filter((trace) => trace.visible !== "legendonly").flatMap((trace) =>
+      trace.customdata.map((told, i) => ({ told, x: xaxis.d2p(trace.x[i]), y: yaxis.d2p(trace.y[i]) })));
+    const inside = all.filter(({ x, y }) => x >= 0 && x <= xaxis._length && y >= 0 && y <= yaxis._length);
+    return inside.map(({ told, x, y }) => ({ told, x: x + xaxis._offset, y: y + yaxis._offset }));
+  }
+  function nearest(points, from, [right, down]) {
+    const far = (point) => {
+      const x = point.x - from.x, y = point.y - from.y;
+      const along = x * right + y * down, aside = Math.abs(x * down) + Math.abs(y * right);
+      return along > 0 && aside <= along ? along + aside : Infinity;
+    };
+    const best = points.reduce((a, b) => (far(b) < far(a) ? b : a), from);
+    return far(best) < Infinity ? best : from;
+  }
+  function go(key) {
+    const points = shownPoints();
+    if (!points.length) { return; }
+    const place = points.findIndex(({ told }) => told[0] === current);
+    let to = points[Math.max(place, 0)];
+    if (key === "Home") { to = points[0]; }
+    if (key === "End") { to = points[points.length - 1]; }
+    if (place >= 0 && STEPS[key]) { to = points[(place + STEPS[key] + points.length) % points.length]; }
+    if (place >= 0 && DIRECTIONS[key]) { to = nearest(points, to, DIRECTIONS[key]); }
+    current = to.told[0];
+    Object.assign(ring.style, { left: `${to.x}px`, top: `${to.y}px` });
+    ring.hidden = false;
+    ring.scrollIntoView({ block: "nearest" });
+    const { left, top } = chart.getBoundingClientRect();
+    byId("map-said").textContent = show(to.told, left + to.x, top + to.y);
+  }
+  chart.addEventListener("focus", () => { if (chart.matches(":focus-visible")) { go(); } });
+  chart.addEventListener("blur", hide);
+  addEventListener("resize", hide);
+  chart.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.altKey || event.metaKey) { return; }
+    if (event.key === "Escape") { hide(); }
+    if (["Home", "End"].includes(event.key) || event.key in STEPS || event.key in DIRECTIONS) { event.preventDefault(); go(event.key); }
   });
-  chart.on("plotly_unhover", () => { tip.hidden = true; });
 }
 
 /* The threshold: counts again what the run counted, with another one. */

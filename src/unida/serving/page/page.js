@@ -252,7 +252,11 @@ function start() {
     drop.classList.remove("over");
     add(event.dataTransfer.files);
   });
-  document.addEventListener("paste", (event) => add(event.clipboardData.files));
+  document.addEventListener("paste", (event) => {
+    const files = event.clipboardData.files;
+    if (files.length) add(files);
+    else if (!byId("token-dialog").open) say("There is no image in what you pasted.");
+  });
   learnAbout().catch((error) => {
     byId("run").textContent = "";
     say(error instanceof TypeError ? "The server cannot be reached." : error.message);
