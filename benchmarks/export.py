@@ -8,7 +8,8 @@
 Three folders of photos, such as the domains of Office-31. A run is made for each method, plain and with SPA, from a few
 photos of the source and of the target, by few steps, with random weights (--weights none) unless asked otherwise: what
 is compared is the arithmetic. Then 500 photos of --new, which no run has seen, are answered twice: by `unida predict`,
-and by the script beside the ONNX file. Times include reading the files. Writes export.csv.
+and by the script beside the ONNX file, with as many threads as torch has. Times include reading the files. Writes
+export.csv.
 """
 
 import argparse
@@ -88,7 +89,7 @@ def compare(
     seconds, _ = timed(lambda: run.export(onnx=model))
     _ = run.classes  # reads the model
     by_torch, ours = timed(lambda: run.predict(photos))
-    by_onnx, theirs = timed(lambda: list(answers(model, photos)))
+    by_onnx, theirs = timed(lambda: list(answers(model, photos, threads=torch.get_num_threads())))
     pairs = list(zip(ours, theirs, strict=True))
     same = sum(our.label == label for our, (_, label, *_) in pairs)
     apart = [max(abs(our.probability - p), abs(our.unknown_score - u)) for our, (_, _, p, u, _) in pairs]

@@ -38,9 +38,17 @@ def read(path: str | Path, about: dict[str, Any]) -> np.ndarray:
     return pixels[top : top + crop, left : left + crop]
 
 
-def answers(model: str | Path, paths: Sequence[str | Path]) -> Iterator[tuple[str, str, float, float, str]]:
-    """For each file: path, label, probability of the best class, unknown score, and why it was skipped."""
-    session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
+def answers(
+    model: str | Path, paths: Sequence[str | Path], threads: int = 0
+) -> Iterator[tuple[str, str, float, float, str]]:
+    """For each file: path, label, probability of the best class, unknown score, and why it was skipped.
+
+    Args:
+        threads: of the network; 0: one for each core.
+    """
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
     about = json.loads(session.get_modelmeta().custom_metadata_map["unida"])
     names = [*about["classes"], about["unknown"]]
     for start in range(0, len(paths), AT_ONCE):
