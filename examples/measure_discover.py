@@ -1,6 +1,6 @@
-"""How well `unida discover` finds the classes that only the target has: a line for each run and space.
+"""How well `unida discover` finds the classes that only the target has: the table of docs/discover.md.
 
-    python examples/measure_discover.py runs/office31/runs/*-unida-*-0 --space features words both
+    python examples/measure_discover.py runs/office31/runs/*-unida-*-0 --each source-only
 
 Beside it stands k-means on the same features, which is told the true number of classes. The runs' targets must have
 labels; they are used for this table only.
@@ -30,9 +30,11 @@ HEADING = ["pair", "method", "space", "groups", "classes", "accuracy", "NMI", "H
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path)
-    parser.add_argument("--space", nargs="+", default=["features"], choices=["features", "words", "both"])
+    spaces = ["features", "words", "both"]
+    parser.add_argument("--space", nargs="+", default=spaces, choices=spaces, help="(default: all that a run has)")
+    parser.add_argument("--each", nargs="+", metavar="METHOD", help="a line for each run of these only (default: all)")
     options = parser.parse_args()
-    print(table([row for folder in options.runs for row in measure(folder, options.space)]))
+    print(table([row for folder in options.runs for row in measure(folder, options.space)], options.each))
 
 
 def measure(folder: Path, spaces: Sequence[Space]) -> list[list[str | float]]:
@@ -53,14 +55,13 @@ def measure(folder: Path, spaces: Sequence[Space]) -> list[list[str | float]]:
 
 
 def images_of(run: unida.Run, spaces: Sequence[Space]) -> dict[Space, UnknownImages]:
-    """The unknown images in each space. Images are looked at once: "both" has the features first, then the words."""
-    found: dict[Space, UnknownImages] = {}
-    if "features" in spaces:
-        found["features"] = look_at_unknown(run._finished, "features", visible=False)
+    """The unknown images in each space that the run has. Words are looked at once: "both" has features, then words."""
+    features = look_at_unknown(run._finished, "features", visible=False)
+    found: dict[Space, UnknownImages] = {"features": features}
     if run.config.spa.spa and {"words", "both"} & {*spaces}:
-        both = look_at_unknown(run._finished, "both", visible=False)
-        words = both.features[:, -len(run._finished.method.prototypes) :]
-        found |= {"words": replace(both, features=words), "both": both}
+        words = look_at_unknown(run._finished, "words", visible=False)
+        both = replace(words, features=torch.cat([features.features, words.features], dim=1))
+        found |= {"words": words, "both": both}
     return {space: found[space] for space in spaces if space in found}
 
 
@@ -71,9 +72,9 @@ def measured(groups: Groups, unknown: UnknownImages, run: unida.Run) -> Grouping
     return result
 
 
-def table(rows: list[list[str | float]]) -> str:
-    """A line for each run, and the mean of each method and space that has several."""
-    lines = [*rows]
+def table(rows: list[list[str | float]], each: Sequence[str] | None) -> str:
+    """A line for each run of the methods in `each`, and the mean of each method and space that has several."""
+    lines = [row for row in rows if each is None or row[1] in each]
     for method, space in dict.fromkeys((row[1], row[2]) for row in rows):
         mine = [row[3:] for row in rows if (row[1], row[2]) == (method, space)]
         if len(mine) > 1:
