@@ -50,8 +50,15 @@ def arguments(folders: GlyphFolders, out: Path, **changes: Any) -> list[str]:
 
 CHOICES: dict[str, dict[str, Any]] = {
     "all": {"train": "all"},
-    "as released": {"train": "head", "repeat_classes": True, "unused_logits": 2},
-    "SPA": {"train": "tail", "spa": True, "spa.vocabulary": 16, "spa.pretext": "on", "spa.pool": 64},
+    "as released": {"train": "head", "clustering": "published", "repeat_classes": True, "unused_logits": 2},
+    "SPA": {
+        "train": "tail",
+        "clustering": "published",
+        "spa": True,
+        "spa.vocabulary": 16,
+        "spa.pretext": "on",
+        "spa.pool": 64,
+    },
 }
 
 
@@ -76,7 +83,9 @@ def test_a_resumed_run_ends_as_one_that_was_not_stopped(
     expected, killed = whole(choice), tmp_path / "killed"
     lines = lines_of(expected)
     assert all(line["clusters"] > 0 for line in lines)
-    assert any("discrepancy" in line for line in lines) and all("memory" in line for line in lines)
+    assert all("memory" in line for line in lines)
+    if choice != "all":  # what an untrained backbone sees is near nothing: without the near pairs, none is left
+        assert any("discrepancy" in line for line in lines)
     with dying_at_the_first_checkpoint(monkeypatch):
         run_here(arguments(folders, killed, **CHOICES[choice]))
     assert saved_step(killed) == 5  # the last clustering was after step 3
@@ -153,7 +162,14 @@ def test_all_processes_continue_with_what_the_main_one_found(folders: GlyphFolde
 
 TWO = {
     "tail": {"train": "tail"},
-    "SPA in turns": {"train": "tail", "spa": True, "spa.preset": "paper", "spa.vocabulary": 16, "spa.pool": 64},
+    "SPA in turns": {
+        "train": "tail",
+        "clustering": "published",
+        "spa": True,
+        "spa.preset": "paper",
+        "spa.vocabulary": 16,
+        "spa.pool": 64,
+    },
 }
 
 

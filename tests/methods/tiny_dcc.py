@@ -49,9 +49,10 @@ USUAL = scene([0, 1, 2, 3], [0, 1, 2, 4, 5])  # class 3 is of the source alone, 
 
 
 def made_up(backbone: nn.Module, seen: Seen = USUAL, classes: int = CLASSES, seed: int = 5, **options: Any) -> DCC:
-    """For the images of a scene; not clustered yet."""
+    """For the images of a scene; not clustered yet. It searches as published: that finds each bunch of a scene."""
     torch.manual_seed(2)
-    small = {"bottleneck": NECK, "classes_per_batch": 2, "images_per_class": 3, "cluster_interval": 1, **options}
+    small = {"clustering": "published", "bottleneck": NECK, "classes_per_batch": 2, "images_per_class": 3}
+    small |= {"cluster_interval": 1, **options}
     problem = Problem(classes, len(seen.source_labels), len(seen.domains["target"]), steps=300, seed=seed)
     return DCC(backbone, problem, DCCOptions(**small))  # type: ignore[arg-type]
 

@@ -1,10 +1,11 @@
 """Domain consensus clustering (Li et al., DCC, CVPR 2021): how many clusters has the target, and which are classes?
 
 The target is clustered with k-means for growing K. A target cluster and a source class match if each is the other's
-nearest. The consensus score measures how far their images agree with that match. It chooses K. Nothing here sees a
-target label.
+nearest. The consensus score measures how far their images agree with that match. It chooses K. `strangeness` asks
+whether they are near, too. Nothing here sees a target label.
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -98,6 +99,38 @@ def share_of_each(agrees: Tensor, groups: Tensor, sizes: Tensor) -> Tensor:
     """(G,) fraction of each group's members that agree; 0 for an empty group."""
     hits = torch.bincount(groups[agrees], minlength=len(sizes))
     return hits / sizes.clamp(min=1)
+
+
+def strangeness(clusters: Tensor, classes: Tensor, temperature: float) -> Tensor:
+    """How far each cluster is from being its nearest class: σ((h − cos) / temperature), ½ at the cosine h.
+
+    h lies halfway between the class itself (cosine 1) and the nearest other class of the source, which is certainly
+    something else. A right angle is as different as can be: classes at obtuse angles count as if at right ones.
+
+    Args:
+        clusters: (K, d) centres, of unit length.
+        classes: (C, d) centres, of unit length; zeros for a class without images.
+
+    Returns:
+        (K,) in 0…1.
+    """
+    alike = classes @ classes.T
+    alike.fill_diagonal_(0)
+    halfway = (1 + alike.amax(dim=1).clamp(min=0)) / 2
+    cosine, nearest = (clusters @ classes.T).max(dim=1)
+    return torch.sigmoid((halfway[nearest] - cosine) / temperature)
+
+
+@torch.no_grad()
+def cluster_by_each(features: Tensor, counts: Sequence[int], seed: int) -> list[Clusters]:
+    """k-means for several numbers of clusters, from one hierarchy of seedings.
+
+    Args:
+        features: (N, d).
+        counts: numbers of clusters; there are fewer if there are fewer different points.
+    """
+    points, shift = centred(features)
+    return [lloyd(points, seeds).moved(shift) for seeds in seedings(points, counts, seed)]
 
 
 @torch.no_grad()

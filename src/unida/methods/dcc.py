@@ -4,24 +4,30 @@
     M: a memory of target prototypes, one unit vector per cluster
 
     before the first step, and fifteen times in a run, the last time after its last step:
-        cluster the target for growing K, and keep the K whose clusters agree best with the source's classes
-        a class and a cluster that are each other's nearest are matched; M ← the clusters' centres
+        cluster the target for five numbers K, and keep the K that agreed best with the source's classes so far
+        a class and a cluster that are each other's nearest, and near, are matched; M ← the clusters' centres
     every step:
         L = CE(source batch)                              shuffled, not balanced
           + λ · CDD(f_s, f_t) + CE(f_s)                   some matched classes, some images of each in both domains
           + ramp(t) · CE(cos(f_t, M) / 0.1, cluster)      some clusters, some images of each; they move M first
-    a target image is argmax classifier if its nearest prototype's cluster is matched (to any class), else unknown
+    a target image is unknown if its unknown score is above ½, else argmax classifier:
+        cluster k, whose nearest class is c: u_k = σ((h_c − cos(k, c)) / 0.1)      h_c: halfway from c to the next class
+        unknown score of x: the mean over the five K of Σ_k softmax(cos(x, ·) / 0.1)_k u_k
 
-If every cluster is matched, nothing is unknown: the problem is taken as closed-set. If none is matched, everything is
-unknown, and training continues without CDD. Before the first clustering (in a warm-up) the classifier answers alone.
-
-The unknown score is the softmax between two prototypes, the nearest unmatched one and the nearest matched one, at the
+`--clustering published` searches for one K, and matches clusters that are nearest, near or not. An image is then
+unknown if its nearest prototype's cluster is not matched (to any class). If every cluster is matched, nothing is: the
+problem is taken as closed-set. If none is matched, everything is unknown, and training continues without CDD. Its
+unknown score is the softmax between two prototypes, the nearest unmatched one and the nearest matched one, at the
 memory loss's temperature: above ½ exactly if the unmatched one is nearer.
 
+Before the first clustering (in a warm-up) the classifier answers alone.
+
 Differences from the released code:
-    Classes and clusters. It draws them with repetition: nearly every batch has some twice, even if many are matched,
-    and CDD then pushes a class away from itself. Here those of a batch differ, and there are fewer if fewer are
-    matched (`--repeat-classes` draws as the released code).
+    Clusters and answers. As above: the K on which two rounds agree is chance, and what is nearest need not be near
+    (docs/studies/dcc.md). `--clustering published` does as the released code.
+    Batches. It draws their classes and clusters with repetition: nearly every batch has some twice, even if many are
+    matched, and CDD then pushes a class away from itself. Here those of a batch differ, and there are fewer if fewer
+    are matched (`--repeat-classes` draws as the released code).
     Logits. It keeps 10 without images in Office-31's open-set setting; here there are none (`--unused-logits 10`).
     HOS. It reports 0 if every cluster is matched. Here there is no HOS if the target has no unknown images, and it is 0
     only if the target has some and none was refused.
@@ -40,7 +46,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unida.clustering.consensus import Consensus, consensus, search_number_of_clusters, source_centres
+from unida.clustering.consensus import (
+    cluster_by_each,
+    consensus,
+    search_number_of_clusters,
+    source_centres,
+    strangeness,
+)
 from unida.clustering.kmeans import Clusters, kmeans_from
 from unida.errors import UserError
 from unida.losses.cdd import contrastive_domain_discrepancy
@@ -66,6 +78,9 @@ from unida.support.random import generator
 log = logging.getLogger("unida")
 
 NO_CLUSTER, UNMATCHED = -2, -1  # instead of the class that a row of the memory is matched to
+CLUSTERINGS = 5  # numbers of clusters that answer, from the number of classes to the largest of DCC's search
+LOWEST = -1e9  # a cosine of nothing
+NO_STRANGENESS = -1.0  # where there is no cluster
 FEWEST_STEPS = 10  # between two clusterings: with fewer, the features have hardly moved
 LARGEST_MEMORY = 2**27  # numbers in the memory of prototypes: 512 MiB
 MATCHED, CLUSTERED = "matched classes", "clusters"  # names of the images that it wants
@@ -92,14 +107,17 @@ class Drawn(NamedTuple):
 
 class DCC(Method):
     card = CARD
-    run_only = ("assignment", "source_labels", "rounds", "settled")
+    run_only = ("assignment", "source_labels", "rounds", "settled", "agreement")
 
     memory: Tensor  # (K_max, d) unit rows, zeros where there is no cluster
     matched_class: Tensor  # (K_max,) int64: the class that a cluster is matched to, UNMATCHED or NO_CLUSTER
     assignment: Tensor  # (N_t,) int64: the cluster of each target image
     source_labels: Tensor  # (N_s,) int64
     rounds: Tensor  # () int64: clusterings so far
-    settled: Tensor  # () int64: 1 if two of them in a row had the same K, which then stays
+    settled: Tensor  # () int64: 1 if two of them in a row had the same K, which then stays (published)
+    agreement: Tensor  # (T,) consensus scores of each number of clusters, summed over the rounds (steady)
+    prototypes: Tensor  # (T, K_max, d) unit centres of all clusterings (steady)
+    strangeness: Tensor  # (T, K_max) in 0…1, or NO_STRANGENESS (steady)
 
     def __init__(self, backbone: Backbone, problem: Problem, options: DCCOptions) -> None:
         super().__init__(backbone, problem, options)
@@ -118,13 +136,23 @@ class DCC(Method):
         self.register_buffer("source_labels", torch.zeros(problem.num_source, dtype=torch.int64))
         self.register_buffer("rounds", torch.tensor(0))
         self.register_buffer("settled", torch.tensor(0))
+        self.counts = numbers_of_clusters(self.num_logits, self.max_clusters)
+        T = len(self.counts) if self.is_steady else 0
+        self.register_buffer("agreement", torch.zeros(T))
+        self.register_buffer("prototypes", torch.zeros(T, self.max_clusters, options.bottleneck))
+        self.register_buffer("strangeness", torch.full((T, self.max_clusters), NO_STRANGENESS))
         self._found: Found | None = None  # kept only to save time: it follows from the buffers
 
+    @property
+    def is_steady(self) -> bool:
+        return self.options.clustering == "steady"
+
     def phases(self) -> tuple[Phase]:
-        if self.memory.numel() > LARGEST_MEMORY:
+        numbers = self.memory.numel() + self.prototypes.numel()
+        if numbers > LARGEST_MEMORY:
             raise UserError(
                 f"--clusters-per-class {self.options.clusters_per_class} with --bottleneck {self.options.bottleneck} "
-                f"needs {self.memory.numel() * 4 / 2**30:.1f} GiB for prototypes: lower one of them"
+                f"needs {numbers * 4 / 2**30:.1f} GiB for prototypes: lower one of them"
             )
         steps, warm_up = self.problem.steps, self.options.warm_up
         every = self.options.cluster_every or max(FEWEST_STEPS, round(steps * 200 / 3000))
@@ -239,12 +267,14 @@ class DCC(Method):
         source, target, labels = sweep("source"), sweep("target"), sweep.source_labels
         with torch.autocast(source.device.type, enabled=False):  # 16 bits cannot separate near centres
             source, target = F.normalize(source, dim=1), F.normalize(target, dim=1)
-            clusters, agreement = self._cluster(source, labels, target)
+            centres = source_centres(source, labels, self.num_logits)
+            find = self._clusters_of_all if self.is_steady else self._clusters_of_search
+            clusters, pairs = find(source, labels, centres, target)
         K = len(clusters.centres)
         self.settled |= int(len(self.found().clusters) == K)
         self.rounds += 1
         sizes = torch.bincount(clusters.assignment)
-        pairs = agreement.pairs[sizes[agreement.pairs[:, 1]] > self.options.images_per_class]
+        pairs = pairs[sizes[pairs[:, 1]] > self.options.images_per_class]
         self.memory.zero_()[:K] = F.normalize(clusters.centres, dim=1)
         self.matched_class.fill_(NO_CLUSTER)[:K] = UNMATCHED
         self.matched_class[pairs[:, 1]] = pairs[:, 0]
@@ -253,12 +283,34 @@ class DCC(Method):
         self._found = None
         log.info("step %d: %d clusters of the target, %d of them matched with classes", step, K, len(pairs))
 
-    def _cluster(self, source: Tensor, labels: Tensor, target: Tensor) -> tuple[Clusters, Consensus]:
-        """Cluster unit features: with the K that consensus chooses, or from the memory once K is settled."""
-        centres = source_centres(source, labels, self.num_logits)
+    def _clusters_of_all(
+        self, source: Tensor, labels: Tensor, centres: Tensor, target: Tensor
+    ) -> tuple[Clusters, Tensor]:
+        """Cluster unit features by every number of clusters. All will answer; training goes on with one of them.
+
+        That is the number whose consensus score, summed over all rounds so far, is the highest: a single round's best
+        is chance. Its pairs (P, 2) of class and cluster are those that are near.
+        """
+        self.prototypes.zero_()
+        self.strangeness.fill_(NO_STRANGENESS)
+        found = []
+        for i, clusters in enumerate(cluster_by_each(target, self.counts, self.problem.seed)):
+            agreement = consensus(source, labels, centres, target, clusters.assignment, clusters.centres)
+            directions = F.normalize(clusters.centres, dim=1)
+            strange = strangeness(directions, centres, self.options.temperature)
+            self.prototypes[i, : len(strange)], self.strangeness[i, : len(strange)] = directions, strange
+            self.agreement[i] += agreement.score
+            found.append((clusters, agreement.pairs[strange[agreement.pairs[:, 1]] < self.unknown_threshold]))
+        return found[int(self.agreement.argmax())]
+
+    def _clusters_of_search(
+        self, source: Tensor, labels: Tensor, centres: Tensor, target: Tensor
+    ) -> tuple[Clusters, Tensor]:
+        """Cluster unit features by the K that consensus chooses, or from the memory once K is settled (DCC's code)."""
         if self.settled:
             clusters = kmeans_from(target, self.memory[: len(self.found().clusters)])
-            return clusters, consensus(source, labels, centres, target, clusters.assignment, clusters.centres)
+            agreement = consensus(source, labels, centres, target, clusters.assignment, clusters.centres)
+            return clusters, agreement.pairs
         interval = self.options.cluster_interval
         found = search_number_of_clusters(
             source,
@@ -270,23 +322,40 @@ class DCC(Method):
             maximum=self.options.clusters_per_class * self.num_logits,
             seed=self.problem.seed,
         )
-        return found.clusters, found.consensus
+        return found.clusters, found.consensus.pairs
 
     def score(self, features: Tensor) -> Scores:
         logits = self.classifier(features).float()[:, : self.num_classes]  # unused logits are no answers
         with torch.autocast(features.device.type, enabled=False):  # as the memory loss compares them
-            cosines = F.normalize(features.float(), dim=1) @ self.memory.T
-        never = float("-inf")
+            directions = F.normalize(features.float(), dim=1)
+            unknown = self._strange(directions) if self.is_steady else self._unmatched(directions)
+        return Scores(logits, unknown)
+
+    def _strange(self, directions: Tensor) -> Tensor:
+        """(B, d) → (B,): how strange the clusters are that an image lies in, on average over the clusterings."""
+        cosines = (directions @ self.prototypes.flatten(0, 1).T).unflatten(1, self.strangeness.shape)  # (B, T, K_max)
+        is_none = self.strangeness == NO_STRANGENESS
+        shares = (cosines / self.options.temperature).masked_fill(is_none, LOWEST).softmax(dim=2)
+        return (shares * self.strangeness.clamp(min=0)).sum(dim=2).mean(dim=1).clamp(0, 1)
+
+    def _unmatched(self, directions: Tensor) -> Tensor:
+        """(B, d) → (B,): how much nearer an unmatched prototype is than a matched one."""
+        cosines, never = directions @ self.memory.T, float("-inf")
         matched = cosines.masked_fill(self.matched_class < 0, never).amax(dim=1)
         unmatched = cosines.masked_fill(self.matched_class != UNMATCHED, never).amax(dim=1)
         margin = torch.where(unmatched == never, never, unmatched - matched)  # without clusters, −∞ as well
         unknown = torch.sigmoid(margin / self.options.temperature)
         just_above = self.unknown_threshold + torch.finfo(torch.float32).eps  # rounding must not decide
-        return Scores(logits, torch.where(margin > 0, unknown.clamp(min=just_above), unknown))
+        return torch.where(margin > 0, unknown.clamp(min=just_above), unknown)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         self._found = None  # it belongs to the old buffers
         super()._load_from_state_dict(state_dict, prefix, *arguments)
+
+
+def numbers_of_clusters(classes: int, most: int) -> list[int]:
+    """From the number of classes to the largest number, in equal steps; fewer if they are not all different."""
+    return sorted({round(classes + (most - classes) * i / (CLUSTERINGS - 1)) for i in range(CLUSTERINGS)})
 
 
 def _some_of_each(groups: list[np.ndarray], count: int, draw: np.random.Generator) -> np.ndarray:

@@ -1,6 +1,7 @@
 """The card and options of DCC."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from unida.methods.card import Card
 from unida.support.options import LARGEST_INTEGER, check_numbers
@@ -8,6 +9,9 @@ from unida.support.options import LARGEST_INTEGER, check_numbers
 
 @dataclass(frozen=True)
 class DCCOptions:
+    clustering: Literal["steady", "published"] = "steady"
+    """How the target is clustered and answered. steady: by five numbers of clusters, and how near a cluster is to a
+    class. published: by one number, found by DCC's search, and whether a cluster is matched."""
     bottleneck: int = 256
     """Size of the feature that is clustered (DCC's code)."""
     discrepancy_weight: float = 0.1
@@ -19,9 +23,9 @@ class DCCOptions:
     images_per_class: int = 3
     """Images of each, per domain; a matched cluster has more than that (DCC's code: Office-31 3, Office-Home 6)."""
     cluster_interval: int = 2
-    """Step of the search for the number of clusters (DCC's code: 2 for Office-31, 5 for Office-Home)."""
+    """Step of the published search for the number of clusters (DCC's code: 2 for Office-31, 5 for Office-Home)."""
     clusters_per_class: int = 3
-    """Search up to this many clusters per source class (DCC's code: 3 for Office-31, 5 for Office-Home)."""
+    """Up to this many clusters per source class (DCC's code: 3 for Office-31, 5 for Office-Home)."""
     cluster_every: int = 0
     """Steps between two clusterings; 0: a fifteenth of the run, at least 10 (DCC's code: 200 of 3,000)."""
     repeat_classes: bool = False

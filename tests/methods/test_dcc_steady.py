@@ -1,0 +1,171 @@
+"""DCC's clusters of five numbers: how strange each is, what training takes of them, and whom they call unknown."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from few_steps import Batches, decided, losses_of, total
+from tiny_dcc import CLASSES, NECK, USUAL, Seen, around, made_up, scene, with_extras
+from torch import Tensor, nn
+
+from unida.clustering.consensus import Consensus, cluster_by_each, strangeness
+from unida.methods import dcc
+from unida.methods.dcc import DCC, NO_STRANGENESS, numbers_of_clusters
+
+
+def steady(backbone: nn.Module, seen: Seen = USUAL, **options: Any) -> DCC:
+    """After its first round."""
+    method = made_up(backbone, seen, clustering="steady", **options)
+    method.cluster(0, seen)
+    return method
+
+
+# how strange
+
+
+def slow_strangeness(clusters: np.ndarray, classes: np.ndarray, temperature: float) -> list[float]:
+    found = []
+    for centre in clusters:
+        cosines = [float(centre @ other) for other in classes]
+        c = int(np.argmax(cosines))
+        others = [float(classes[c] @ other) for i, other in enumerate(classes) if i != c]
+        halfway = (1 + max([0.0, *others])) / 2
+        found.append(1 / (1 + math.exp(-(halfway - cosines[c]) / temperature)))
+    return found
+
+
+@pytest.mark.parametrize("classes", [1, 2, 7])
+def test_strangeness_is_its_formula(classes: int) -> None:
+    draw = np.random.default_rng(classes)
+    rows = draw.normal(size=(classes + 12, 5))
+    rows[classes : 2 * classes] = rows[:classes] + 0.3 * draw.normal(size=(classes, 5))  # some are near a class
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    of_classes, of_clusters = torch.from_numpy(rows[:classes]), torch.from_numpy(rows[classes:])
+    found = strangeness(of_clusters, of_classes, 0.1)
+    assert found.tolist() == pytest.approx(slow_strangeness(rows[classes:], rows[:classes], 0.1), rel=1e-5)
+    assert found.min() < 0.5 < found.max()
+
+
+def test_halfway_to_the_next_class_is_the_edge() -> None:
+    angle = math.radians(60)  # between two classes: a cosine of ½, so the edge is at ¾
+    classes = torch.tensor([[1.0, 0, 0], [math.cos(angle), math.sin(angle), 0]])
+    cosines = torch.tensor([1.0, 0.76, 0.75, 0.74, 0.0])
+    clusters = torch.stack([cosines, torch.zeros(5), (1 - cosines**2).sqrt()], dim=1)  # away from the second class
+    found = strangeness(clusters, classes, 0.1)
+    assert found[2].item() == pytest.approx(0.5, abs=1e-5)
+    assert found[:2].max() < 0.5 < found[3:].min()
+    assert (found.diff() > 0).all()
+
+
+def test_a_class_without_images_is_no_neighbour() -> None:
+    classes = torch.tensor([[1.0, 0, 0], [0, 0, 0]])
+    found = strangeness(torch.tensor([[1.0, 0, 0], [-1, 0, 0]]), classes, 0.1)
+    assert found.tolist() == pytest.approx([1 / (1 + math.exp(5)), 1 / (1 + math.exp(-5))])
+
+
+# a round
+
+
+@pytest.mark.parametrize(
+    ("classes", "most", "expected"),
+    [(20, 60, [20, 30, 40, 50, 60]), (4, 12, [4, 6, 8, 10, 12]), (1, 3, [1, 2, 3]), (5, 5, [5])],
+)
+def test_numbers_of_clusters_are_equal_steps(classes: int, most: int, expected: list[int]) -> None:
+    assert numbers_of_clusters(classes, most) == expected
+
+
+def test_a_round_keeps_every_clustering(toy_backbone: nn.Module) -> None:
+    method = steady(toy_backbone)
+    target = nn.functional.normalize(USUAL.domains["target"], dim=1)
+    for i, clusters in enumerate(cluster_by_each(target, [4, 6, 8, 10, 12], method.problem.seed)):
+        K = len(clusters.centres)
+        torch.testing.assert_close(method.prototypes[i, :K], nn.functional.normalize(clusters.centres, dim=1))
+        assert (method.strangeness[i, :K] >= 0).all() and (method.strangeness[i, K:] == NO_STRANGENESS).all()
+        if K > 4:  # with fewer clusters than bunches, one holds two
+            is_class = [bool(row[:4].max() > 0.9) for row in method.prototypes[i, :K]]  # along the axis of a class
+            assert [bool(strange < 0.5) for strange in method.strangeness[i, :K]] == is_class
+
+
+def test_what_is_nearest_but_not_near_is_not_matched(toy_backbone: nn.Module) -> None:
+    """The fifth bunch lies between class 3 and nothing: each is the other's nearest, at an angle of 70 degrees."""
+    seen = scene([0, 1, 2, 3], [0, 1, 2])
+    odd = math.cos(math.radians(70)) * torch.eye(NECK)[3] + math.sin(math.radians(70)) * torch.eye(NECK)[4]
+    seen.domains["target"] = torch.cat([seen.domains["target"], around(odd[None], 8, seed=3)])
+    published = made_up(toy_backbone, seen)
+    published.cluster(0, seen)
+    assert published.found().classes == [0, 1, 2, 3]
+    method = steady(toy_backbone, seen, clusters_per_class=1)
+    assert method.found().classes == [0, 1, 2]
+
+
+def test_training_takes_the_number_that_agreed_best_over_all_rounds(
+    toy_backbone: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = iter([0.1, 0.9, 0.2, 0.3, 0.4, 0.9, 0.2, 0.2, 0.8, 0.1, 0.5, 0.1, 0.1, 0.9, 0.1])
+    asked = dcc.consensus
+
+    def scored(*arguments: Any) -> Consensus:
+        return asked(*arguments)._replace(score=next(scores))
+
+    monkeypatch.setattr(dcc, "consensus", scored)
+    method = made_up(toy_backbone, clustering="steady")
+    for step, K in ((0, 6), (20, 6), (40, 10)):  # sums: 0.9; 1.1; then 2.0 of the fourth
+        method.cluster(step, USUAL)
+        assert len(method.found().clusters) == K
+    assert method.agreement.tolist() == pytest.approx([1.5, 1.2, 0.5, 2.0, 0.6])
+
+
+# who is unknown
+
+
+def slow_score(method: DCC, feature: np.ndarray) -> float:
+    feature, means = feature / np.linalg.norm(feature), []
+    for prototypes, strange in zip(method.prototypes.numpy(), method.strangeness.numpy(), strict=True):
+        there = strange >= 0
+        weight = np.exp(prototypes[there] @ feature / method.options.temperature)
+        means.append(float((weight * strange[there]).sum() / weight.sum()))
+    return sum(means) / len(means)
+
+
+def test_the_unknown_score_is_its_formula(toy_backbone: nn.Module) -> None:
+    method = steady(toy_backbone)
+    features = 3 * torch.randn(50, NECK, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        found = method.score(features).unknown
+    assert found.tolist() == pytest.approx([slow_score(method, row) for row in features.numpy()], rel=1e-5)
+    assert found.min() < 0.5 < found.max()
+
+
+@pytest.mark.parametrize("target", [[0, 1, 2, 4, 5], [0, 1, 2, 3], [4, 5]])
+def test_bunches_along_classes_are_known_and_others_are_not(
+    toy_backbone: nn.Module, batches: Batches, target: list[int]
+) -> None:
+    seen = scene([0, 1, 2, 3], target)
+    method = made_up(toy_backbone, seen, clustering="steady")
+    for step in (0, 20):
+        method.cluster(step, seen)
+        losses = losses_of(method.train(), with_extras(method, batches, step), step=step)
+        total(losses).backward()
+        assert all(loss.isfinite() for loss in losses.values())
+        assert ("discrepancy" in losses) == (target != [4, 5])  # nothing is matched if nothing is near
+    with torch.no_grad():
+        answers = decided(method.eval(), method.score(seen.domains["target"]))
+    assert ((answers == CLASSES).view(len(target), -1).float().mean(dim=1) > 0.5).tolist() == [a > 3 for a in target]
+
+
+@pytest.mark.parametrize("images", [torch.eye(NECK)[:1], torch.eye(NECK)[[0]].repeat(9, 1), torch.eye(NECK)[[4, 4, 0]]])
+def test_fewer_different_images_than_clusters(toy_backbone: nn.Module, images: Tensor) -> None:
+    seen = scene([0, 1, 2, 3], [0])
+    seen.domains["target"] = images
+    method = steady(toy_backbone, seen)
+    with torch.no_grad():
+        unknown = method.score(images).unknown
+    assert ((unknown > 0.5) == (images[:, 4] > 0)).all()
+
+
+def test_before_any_clustering_nothing_is_unknown(toy_backbone: nn.Module) -> None:
+    method = made_up(toy_backbone, clustering="steady")
+    with torch.no_grad():
+        assert method.score(torch.randn(20, NECK)).unknown.tolist() == [0] * 20
