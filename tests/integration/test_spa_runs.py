@@ -156,7 +156,7 @@ def test_a_batch_that_words_cannot_be_normalised_over_is_refused(devices: int) -
 def test_a_run_logs_what_is_watched_and_answers_from_its_folder(
     folders: GlyphFolders, tmp_path: Path, preset: str, train: str
 ) -> None:
-    given = {"train": train, "regime": "published", "steps": 3, **SMALL, "spa.preset": preset}
+    given = {"train": train, "regime": "published", "steps": 3, **SMALL, "spa.preset": preset, "spa.learn": "on"}
     out = run(folders, tmp_path / "run", **given)
     lines = [line for line in lines_of(out) if line["kind"] == "train"]
     assert len(lines) == 3

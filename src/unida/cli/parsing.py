@@ -50,7 +50,7 @@ def _gist(box: str) -> str:
     content = (line[2:].rstrip("│ ") for line in itertools.islice(below_title, 1, None))  # border, space, text
     statement = itertools.takewhile(lambda line: line.strip(" ─-"), content)
     words = [line.strip() for line in statement if not line.startswith(" " * 8)]
-    gist = " ".join(words or plain.split()).rstrip(".")
+    gist = " ".join(words or plain.split()).rstrip(". ")  # the box may break the line before its last full stop
     return re.sub(r"(?<=Expected one of )\((.*)\)", lambda found: _choices(found[1]), gist)
 
 

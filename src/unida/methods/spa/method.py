@@ -78,7 +78,8 @@ class SPA(Method):
         nn.Module.__init__(self)  # the backbone belongs to the method below
         self.method, self.options, self.problem = method, options, method.problem
         self.watched, self.unknown_threshold = method.watched, method.unknown_threshold
-        self.has_entropy, self.has_pretext = options.spa_entropy == "on", options.spa_pretext == "on"
+        self.has_entropy = options.spa_entropy == "on" and self._words_can_change
+        self.has_pretext = options.spa_pretext == "on"
         # A stream of its own: a run with SPA and one without start with the same heads.
         torch.manual_seed(torch_seed(self.problem.seed, PRETEXT))
         self.task = _make_task(options, self.words)
@@ -104,10 +105,17 @@ class SPA(Method):
     def backbone(self) -> Backbone:  # type: ignore[override]
         return self.words.backbone
 
+    @property
+    def _words_can_change(self) -> bool:
+        """Whether the entropy loss has anything to learn: the words, or the layers that they are read from."""
+        upto_words = self.backbone.parameters_upto(self.words.tap)
+        return self.words.pretext_learns or any(p.requires_grad for p in upto_words)
+
     def phases(self) -> list[Phase]:
         """The method's phases, each with the losses on words."""
         phases = self.method.phases()
-        if not any(phase.turns for phase in phases):
+        has_turns = any(phase.turns for phase in phases)
+        if not has_turns or (self.options.spa_entropy == "on" and not self.has_entropy):
             log.info(
                 "backbone and words are fixed, so SPA's losses have nothing to change: with --train tail they have"
             )
