@@ -104,11 +104,11 @@ class Gathering:
 
     def all_gather(self, received: list[Tensor], mine: Tensor) -> None:
         self.sent[int(threading.current_thread().name)] = mine
-        self.barrier.wait(timeout=60)
+        self.barrier.wait(timeout=600)
         for to, tensor in zip(received, self.sent, strict=True):
             assert tensor is not None and to.shape == tensor.shape  # the real one needs it
             to.copy_(tensor)
-        self.barrier.wait(timeout=60)
+        self.barrier.wait(timeout=600)
 
 
 def test_known_features_are_not_computed_again(

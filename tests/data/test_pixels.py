@@ -76,7 +76,7 @@ def test_a_window_costs_microseconds(tmp_path: Path, files: list[ImageFile], mod
     zeros = np.zeros(1000, np.int64)
     fastest = np.inf
     for _ in range(5):
-        start = time.perf_counter()
+        start = time.process_time()
         pixels.windows(index, zeros, zeros)
-        fastest = min(fastest, time.perf_counter() - start)
+        fastest = min(fastest, time.process_time() - start)
     assert fastest / 1000 < 200e-6  # a few in truth; decoding even these small files takes longer

@@ -109,7 +109,7 @@ class Meeting(Counting):
 
     def run(self, images: Tensor) -> Tensor:
         if not self.calls:
-            self.meeting.wait(timeout=30)
+            self.meeting.wait(timeout=600)
         return super().run(images)
 
 
@@ -129,7 +129,7 @@ def test_two_that_fill_at_the_same_time_keep_each_image_once(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=600)
     assert [counting.images for _, counting in both] == [6, 6], "both were computing"
     (rows,) = rows_files(tmp_path)
     assert len(entries_of(rows)) == len(set(entries_of(rows))) == len(pixels)

@@ -89,7 +89,7 @@ def shell() -> Callable[..., Answer]:
             capture_output=True,
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-            timeout=300,
+            timeout=1200,
             check=False,
         )
         return Answer(done.returncode, done.stdout, done.stderr)

@@ -369,5 +369,5 @@ def test_overview_names_every_command(cli: Any) -> None:
 def test_version_of_the_installed_script() -> None:
     script = shutil.which("unida", path=str(Path(sys.executable).parent))
     assert script is not None
-    done = subprocess.run([script, "--version"], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([script, "--version"], capture_output=True, text=True, timeout=600, check=True)
     assert done.stdout == f"unida {unida.__version__}\n"

@@ -282,7 +282,7 @@ def test_a_worker_does_not_outlive_its_driver(spec: Spec, tmp_path: Path) -> Non
     assert soon(lambda: not ended.exists() or ended.read_text().split()[2] == "Z")
 
 
-def soon(happens: Callable[[], bool], seconds: float = 120) -> bool:
+def soon(happens: Callable[[], bool], seconds: float = 1200) -> bool:
     """Whether it happens in time."""
     deadline = time.monotonic() + seconds
     while not happens() and time.monotonic() < deadline:
@@ -299,7 +299,7 @@ def test_ctrl_c_saves_what_runs_and_says_how_to_go_on(spec: Spec, calm: Path, tm
     log = tmp_path / "out/runs/glyphs-long-0/metrics.jsonl"
     assert soon(lambda: log.exists() and log.stat().st_size > 0)
     driver.send(signal.SIGINT)
-    assert driver.end(seconds=60) == 130 and "Continue with the same command" in driver.printed
+    assert driver.end(seconds=600) == 130 and "Continue with the same command" in driver.printed
     assert (tmp_path / "out/runs/glyphs-long-0/checkpoint/resume.safetensors").exists()
     first = "runs/glyphs-source-only-0/predictions.csv"
     assert (tmp_path / "out" / first).read_bytes() == (calm / first).read_bytes()

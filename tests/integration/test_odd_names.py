@@ -252,7 +252,7 @@ def run_without_a_reader(words: list[str], folder: Path, *broken: str) -> "subpr
             stderr=stderr,
             cwd=folder,
             env=environment,
-            timeout=300,
+            timeout=1200,
             check=False,
         )
     finally:

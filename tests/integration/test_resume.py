@@ -68,7 +68,7 @@ def assert_same_end(run: Path, whole: Path) -> None:
 
 
 def wait_for(happened: Callable[[], object], process: Forked) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 1200
     while not happened():
         assert process.code is None, process.printed
         assert time.monotonic() < deadline

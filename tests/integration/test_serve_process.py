@@ -31,7 +31,7 @@ def server(finished: Path) -> Iterator[tuple[Forked, int]]:
 
 
 def _wait_for(look: Callable[[], re.Match[str] | None], process: Forked) -> re.Match[str]:
-    until = time.monotonic() + 60
+    until = time.monotonic() + 600
     while time.monotonic() < until and process.code is None:
         if found := look():
             return found
@@ -41,7 +41,7 @@ def _wait_for(look: Callable[[], re.Match[str] | None], process: Forked) -> re.M
 
 def _status(port: int, path: str) -> int:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=20) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=300) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as refused:
         return refused.code
@@ -56,7 +56,7 @@ def test_told_to_end_it_finishes_what_it_has_and_takes_nothing_new(
         b'--x\r\nContent-Disposition: form-data; name="images"; filename="a.png"\r\n\r\n' + picture + b"\r\n--x--\r\n"
     )
     head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=300) as connection:
         assert _status(port, "/health") == 200
         connection.sendall(f"{head}Content-Type: multipart/form-data; boundary=x\r\n\r\n".encode() + body[:50])
         _wait_for(lambda: re.search(r"in_flight 2", _metrics(port)), process)  # this one, and the question itself
@@ -73,7 +73,7 @@ def test_told_to_end_it_finishes_what_it_has_and_takes_nothing_new(
 
 
 def _metrics(port: int) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=300) as answer:
         return str(answer.read().decode())
 
 

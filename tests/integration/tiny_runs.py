@@ -109,7 +109,7 @@ class Forked:
     def send(self, number: int) -> None:
         os.kill(self.pid, number)
 
-    def end(self, seconds: float = 180) -> int:
+    def end(self, seconds: float = 1200) -> int:
         """Its exit code; if it does not end in time, that is a failure."""
         self._process.join(seconds)
         code = self.code
@@ -146,7 +146,7 @@ def run_two(words: list[str], prepare: Callable[[int], None] | None = None) -> t
         place = {**shared, "RANK": rank, "LOCAL_RANK": rank, "TORCHELASTIC_RUN_ID": "tests"}
         both.append(Forked(words, prepare and functools.partial(prepare, rank), place))
     # One that dies leaves the other waiting for it.
-    multiprocessing.connection.wait([process.sentinel for process in both], timeout=180)
+    multiprocessing.connection.wait([process.sentinel for process in both], timeout=1200)
     codes = [process.end(seconds=20) for process in both]
     return max(map(abs, codes)), "".join(process.printed for process in both)
 

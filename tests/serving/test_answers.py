@@ -107,7 +107,7 @@ def test_pictures_have_ids_and_those_that_are_gone_are_left_out(
     before = client.post("/predict?explain=true", files=files_of(paths[-1:])).json()["answers"][0]["explanation"]
     assert before["source"] == [] and before["target"] == [] and before["words"]  # it answers before they are found
     pictures.list_files()
-    until = time.monotonic() + 20
+    until = time.monotonic() + 300
     while not pictures.is_ready and time.monotonic() < until:
         time.sleep(0.01)
     assert client.get("/about").json()["is_ready"]
@@ -159,7 +159,7 @@ def test_images_of_several_requests_are_answered_in_one_pass(start: Start, paths
     batches = client.service.batches
     with ThreadPoolExecutor(6) as pool:
         asked = [pool.submit(client.post, "/predict", files=files_of([path])) for path in paths]
-        until = time.monotonic() + 20
+        until = time.monotonic() + 300
         while batches.waiting < 6 and time.monotonic() < until:
             time.sleep(0.01)
         batches.start()
