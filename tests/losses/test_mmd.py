@@ -72,8 +72,10 @@ def test_two_images_by_hand() -> None:
 
 
 def test_it_is_the_cdds_for_one_class() -> None:
+    """But for the bounds of the CDD's ratios: an image with itself counts 5 exp(−1e-5) there, three times in nine."""
     source, target = made_up(3, 3)
-    torch.testing.assert_close(squared_mmd(source, target), class_pair_mmd(source[None], target[None])[0, 0])
+    of_cdd = class_pair_mmd(source[None], target[None])[0, 0]
+    torch.testing.assert_close(squared_mmd(source, target), of_cdd + 2 * 5 * (1 - math.exp(-1e-5)) / 3)
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-6, 1e6])

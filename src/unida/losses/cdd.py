@@ -8,6 +8,8 @@ from torch import Tensor
 
 from unida.losses.mmd import bandwidths, squared_distances
 
+SMALLEST_RATIO, LARGEST_RATIO = 1e-5, 1e5  # of a squared distance over a bandwidth (CAN and DCC, code)
+
 
 def contrastive_domain_discrepancy(source: Tensor, target: Tensor, num_matched: int | None = None) -> Tensor:
     """Pull a class's two domains together, push different classes apart: intra − inter.
@@ -47,8 +49,8 @@ def class_pair_mmd(source: Tensor, target: Tensor) -> Tensor:
 
     The kernel is a sum of Gaussians exp(−‖x − y‖² / γ) with γ = γ_ij · {¼, ½, 1, 2, 4}, where γ_ij is the mean squared
     distance between two different images of source class i and target class j together. It gets no
-    gradient, as in CAN. Means run over all pairs, an image with itself included (the biased estimate, never negative).
-    The reference also raises every ratio ‖x − y‖² / γ to 1e-5; that moves the value by less than 1e-4 and is left out.
+    gradient, as in CAN. Means run over all pairs, an image with itself included (the biased estimate). Every ratio
+    ‖x − y‖² / γ is kept within 1e-5 … 1e5, as in the reference: an image with itself counts 5 exp(−1e-5), not 5.
 
     Args:
         source: (C, n, d).
@@ -69,7 +71,8 @@ def class_pair_mmd(source: Tensor, target: Tensor) -> Tensor:
 
     def mean_kernel(distances: Tensor) -> Tensor:
         """(C or 1, C or 1, n, n) distances → (C, C)."""
-        return (-distances[..., None, :, :] / widths[..., None, None]).exp().mean(dim=(-2, -1)).sum(dim=-1)
+        ratios = (distances[..., None, :, :] / widths[..., None, None]).clamp(SMALLEST_RATIO, LARGEST_RATIO)
+        return (-ratios).exp().mean(dim=(-2, -1)).sum(dim=-1)
 
     same = mean_kernel(within_source[:, None]) + mean_kernel(within_target[None])
     return same - 2 * mean_kernel(across)
