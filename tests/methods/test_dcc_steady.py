@@ -76,6 +76,10 @@ def test_numbers_of_clusters_are_equal_steps(classes: int, most: int, expected: 
     assert numbers_of_clusters(classes, most) == expected
 
 
+def test_the_step_of_the_published_search_changes_no_number(toy_backbone: nn.Module) -> None:
+    assert made_up(toy_backbone, clustering="steady", cluster_interval=99).counts == [4, 6, 8, 10, 12]
+
+
 def test_a_round_keeps_every_clustering(toy_backbone: nn.Module) -> None:
     method = steady(toy_backbone)
     target = nn.functional.normalize(USUAL.domains["target"], dim=1)

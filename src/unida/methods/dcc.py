@@ -28,7 +28,8 @@ Differences from the released code:
     Batches. It draws their classes and clusters with repetition: nearly every batch has some twice, even if many are
     matched, and CDD then pushes a class away from itself. Here those of a batch differ, and there are fewer if fewer
     are matched (`--repeat-classes` draws as the released code).
-    Logits. It keeps 10 without images in Office-31's open-set setting; here there are none (`--unused-logits 10`).
+    Logits. It keeps 10 without images in Office-31's open-set setting, and may answer with one of them; here there are
+    none (`--unused-logits 10`; they are no answers).
     HOS. It reports 0 if every cluster is matched. Here there is no HOS if the target has no unknown images, and it is 0
     only if the target has some and none was refused.
     k-means. It is spherical (faiss) on VisDA and DomainNet; here it is the same for all, on unit features. The seeding
@@ -136,7 +137,7 @@ class DCC(Method):
         self.register_buffer("source_labels", torch.zeros(problem.num_source, dtype=torch.int64))
         self.register_buffer("rounds", torch.tensor(0))
         self.register_buffer("settled", torch.tensor(0))
-        self.counts = numbers_of_clusters(self.num_logits, self.max_clusters)
+        self.counts = numbers_of_clusters(self.num_logits, options.clusters_per_class * self.num_logits)
         T = len(self.counts) if self.is_steady else 0
         self.register_buffer("agreement", torch.zeros(T))
         self.register_buffer("prototypes", torch.zeros(T, self.max_clusters, options.bottleneck))
