@@ -27,6 +27,9 @@ Differences from the released code:
     these see the same numbers. Only the batch's rows are normalised again: the others have unit length already.
     Twice in a batch. The released code drops the incomplete batch of an epoch. Here the next epoch follows on, so a
     batch may show an image twice: the two are no neighbours, and the memory keeps the last one.
+    Views. Its transforms are kept by the name of the list file. Training and test have the same list of the target, so
+    target images are trained on in the test's view, and only source images are cropped at random and mirrored. Here
+    both are.
     ρ. Its configs round ½ log C to two or three digits; one (Office-Home, class-incremental) has another value.
     Answers. Its test takes 0 · log 0, which is NaN. Here that is 0.
     Precision. Similarities are computed in 32 bits, also under mixed precision.

@@ -32,6 +32,8 @@ Differences from the released code:
     Sets. If n is above half of the target, an image is in both. Here n is at most half, so the sets differ.
     Small sets. It drops incomplete batches, so that fewer than 32 known images give none. Here the next shuffle
     follows. So N_s is the number of source images, not of those in whole batches.
+    Repeats. It keeps the batches of a set that is used up before the others, and shows them again, in the same views:
+    the target in stage I, the smaller of its two sets in an epoch of stage II. Here every view is drawn anew.
     Passes. It runs some passes twice, so that BatchNorm's averages count rotated images for a fifth; here each is run
     once: a third in stage I, a quarter in stage II.
     Stages. It counts epochs. Here the stages share the run's steps, and each schedule spans its stage.
