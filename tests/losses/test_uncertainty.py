@@ -13,6 +13,7 @@ from unida.losses.uncertainty import (
     known_score,
     moved_bound,
     shared_classes,
+    weights_of_batch,
     within,
 )
 
@@ -71,6 +72,31 @@ def test_bounds_keep_a_hundredth_of_the_old_ones() -> None:
     for batch in ([0.2, 0.8], [0.1, 0.9]):
         bound = moved_bound(bound, torch.tensor(batch))
     assert bound.tolist() == pytest.approx([0.01 * 0.99 * 0.2 + 0.99 * 0.1, 0.01 * 0.99 * 0.8 + 0.99 * 0.9])
+
+
+def test_weights_of_a_batch_are_not_cut_off_at_0_and_1() -> None:
+    """The later code's bounds lag by a hundredth, so its weights are a little outside."""
+    lower = upper = 0.0
+    outside = set()
+    for batch in ([0.6, 0.7, 0.9], [0.5, 0.8, 0.95], [0.65, 0.7, 0.85]):
+        lower, upper = 0.01 * lower + 0.99 * min(batch), 0.01 * upper + 0.99 * max(batch)
+        expected = [(score - lower) / (upper - lower) for score in batch]
+        found = weights_of_batch(torch.tensor(batch), torch.tensor(lower), torch.tensor(upper))
+        assert found.tolist() == pytest.approx(expected, abs=1e-5)
+        outside |= {"below"} if expected[0] < 0 else set()
+        outside |= {"above"} if expected[-1] > 1 else set()
+    assert outside == {"below", "above"}
+
+
+@pytest.mark.parametrize("spread", [0.0, 1e-7, 1e-4])
+def test_weights_of_almost_equal_scores_have_limits(spread: float) -> None:
+    scores = 0.7 + spread * torch.rand(9, generator=torch.Generator().manual_seed(0))
+    for old in (0.0, 0.7, 1.0):
+        lower, upper = (moved_bound(torch.tensor(old), end) for end in (scores.min(), scores.max()))
+        found = weights_of_batch(scores, lower, upper)
+        assert found.isfinite().all() and found.min() >= -1 and found.max() <= 2
+    steady = weights_of_batch(torch.full((3,), 0.7), torch.tensor(0.7), torch.tensor(0.7))
+    assert steady.tolist() == [0, 0, 0]
 
 
 def test_shared_classes_are_those_that_sure_images_look_like() -> None:

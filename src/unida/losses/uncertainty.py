@@ -9,6 +9,7 @@ from unida.losses.transferability import normalised_entropy, prediction_margin
 
 OLD_SHARE = 0.01  # of the old bounds when a batch moves them (CMU's later code)
 TINY = torch.finfo(torch.float32).tiny
+ROUNDING = 1e-6  # scores that differ by less are equal
 
 
 def ensemble_margin(logits: Tensor) -> Tensor:
@@ -42,6 +43,15 @@ def known_score(margin: Tensor, entropy: Tensor) -> Tensor:
 def moved_bound(old: Tensor, new: Tensor) -> Tensor:
     """() a running bound of the batches' scores: 0.01 old + 0.99 new (CMU's later code)."""
     return OLD_SHARE * old + (1 - OLD_SHARE) * new
+
+
+def weights_of_batch(scores: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """(B,) w_t, min-max of scores with running bounds (CMU's later code), in −1…2.
+
+    As bounds keep a hundredth of the old ones, a weight can be a little below 0 or above 1. In the later code it has no
+    limit if scores are almost equal; the limits here matter only if scores differ by less than about a hundredth.
+    """
+    return ((scores - lower) / (upper - lower).clamp_min(ROUNDING)).clamp(-1, 2)
 
 
 def shared_classes(probabilities: Tensor, scores: Tensor, confident: float, cut: float) -> Tensor:

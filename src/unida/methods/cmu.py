@@ -25,12 +25,12 @@ the last step and kept with the model (and now and then before, for evaluations 
 image; what is outside the bounds counts as on them. The unknown score is 1 − s.
 
 Differences from that code:
-    Stage 1. It keeps the epoch with the best F-measure on the target's labels; here the last step is kept.
     Heads in stage 2. It trains each head for 100 steps after every 200 steps of the rest. Here they learn beside it, at
     every second step: as many updates.
     Views. It draws other images for each view; here the five views show the batch's images.
-    Weights w_t. They can leave 0…1 by a hundredth, and are not finite if a batch's scores are equal; here they are
-    clamped.
+    Weights w_t. As the bounds keep a hundredth of the old ones, weights can be a little below 0 or above 1. They have
+    no limit if a batch's scores are almost equal, and are not finite if they are equal; here they are clamped to −1…2.
+    It matters only if scores differ by less than about a hundredth.
     Schedules. The lengths of the stages, the reversal's ramp, the learning rates and the bounds' epochs of 200 steps
     are stretched to the run's length. The weight decay of 1e-3 and batches of 32 are options of every run.
     Result. It reports the epoch with the best H-score on the target; here the last step is the result.
@@ -52,6 +52,7 @@ from unida.losses.uncertainty import (
     known_score,
     moved_bound,
     shared_classes,
+    weights_of_batch,
     within,
 )
 from unida.methods.base import (
@@ -195,7 +196,7 @@ class CMU(Method):
         scores = known_score(*self._sureness(features))
         whole = gather(scores)
         self.batch_bounds.copy_(moved_bound(self.batch_bounds, torch.stack([whole.min(), whole.max()])))
-        return within(scores, self.batch_bounds[0], self.batch_bounds[1])
+        return weights_of_batch(scores, self.batch_bounds[0], self.batch_bounds[1])
 
     def _sureness(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """(B,) margin and (B,) entropy of the heads."""
