@@ -1,12 +1,13 @@
 """I-UAN's rules against a slow version of them."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
 import torch
 from few_steps import Batches, decided
-from slow_parts import cross_entropy, domain_loss, is_source, linear, margin, numbers, scaled, softmax
+from slow_parts import cross_entropy, domain_loss, is_source, linear, margin, numbers, scaled, slow_gradient, softmax
 from torch import Tensor, nn
 
 from unida.config import complete, config_from_options
@@ -77,6 +78,39 @@ def test_losses_and_margins_of_several_steps(
         assert method.margins.tolist() == pytest.approx(slow.m, abs=1e-5) and int(method.records) == slow.r
     assert slow.r == (4 if gate == 0 else 0)  # nothing is better than an accuracy of 1
     assert len({*slow.m}) > 1 or gate == 1
+
+
+@pytest.mark.parametrize("step", [0, 40])
+def test_gradients_are_the_slow_ones_reversed_by_the_ramp(toy_backbone: nn.Module, batches: Batches, step: int) -> None:
+    """Of z, where all losses meet: classification as it is, D's part turned around, the weights constants."""
+    method = made_up(toy_backbone, accuracy_gate=0.0, cut=0.0)
+    with torch.no_grad():
+        z_s = numbers(method.source_features(batches[0].images))
+        z_t = numbers(method.features(batches[1].images))
+    labels = batches[0].labels.tolist()
+    p_t = [softmax(logits_of(method, z)) for z in z_t]
+    now = []
+    for c in range(CLASSES):
+        own = [margin(p) for p in p_t if p.argmax() == c]
+        now.append(sum(own) / (len(own) + 1e-6))
+    w_s, w_t = scaled([now[label] for label in labels], 1e-10), scaled([p.max() for p in p_t], 1e-10)
+
+    def ramp(call: int) -> float:
+        """Of the published run's place: 20,000 steps, two calls in each."""
+        return 2 / (1 + math.exp(-10 * (2 * step + call) * 20_000 / STEPS / 10_000)) - 1
+
+    def of_source(z: np.ndarray) -> float:
+        closed = cross_entropy([logits_of(method, row) for row in z], labels)
+        return closed - ramp(0) * domain_loss([is_source(method.discriminator, row) for row in z], [0.5], w_s, [0.0])
+
+    def of_target(z: np.ndarray) -> float:
+        return -ramp(1) * domain_loss([0.5], [is_source(method.discriminator, row) for row in z], [0.0], w_t)
+
+    leaves = [torch.tensor(z, dtype=torch.float32, requires_grad=True) for z in (z_s, z_t)]
+    method.source_features, method.features = (lambda images: leaves[0]), (lambda images: leaves[1])  # type: ignore[method-assign, assignment, misc]
+    torch.stack(list(method.training_step(*batches, step).values())).sum().backward()
+    for leaf, slow, at in zip(leaves, (of_source, of_target), (z_s, z_t), strict=True):
+        np.testing.assert_allclose(leaf.grad, slow_gradient(slow, at), atol=1e-5)  # type: ignore[arg-type]
 
 
 def test_the_margins_of_a_step_count_in_it_even_if_they_are_not_kept(toy_backbone: nn.Module, batches: Batches) -> None:

@@ -53,6 +53,9 @@ def domain_loss(
 ) -> Tensor:
     """mean w_s · BCE(D(source), 1) + mean w_t · BCE(D(target), 0). Means are over images, not over weights.
 
+    From logits, so it is exact for a sure discriminator too. The released codes take the BCE of a sigmoid. In float32
+    that is 1 for logits above 17, and the BCE of a target image is then 100.
+
     Args:
         source_logits: (B,) of the discriminator, before the sigmoid; so are target_logits, (B′,).
         source_weights: (B,) without gradients; None: all 1. So are target_weights, (B′,).

@@ -24,6 +24,8 @@ Differences from the released code:
     Schedules. The coefficient of reversed gradients counts calls, two in a step, on a scale of 10,000; a run has 20,000
     steps. Here it is stretched to the run's length. The learning rate falls over the first 10,000 steps and then stays;
     here it falls over the whole run, to the same value.
+    BatchNorm. As in UAN, the stem's first layer keeps its statistics; here all layers of the backbone do in the kept
+    regime, and none in the published one.
     Result. It reports the step with the best accuracy on the target; here the last step is the result.
     Images. It resizes the short side: `--resize short`.
 """

@@ -10,7 +10,8 @@
 In the kept regime, f is in a frame (`unida.models.frame`), and L is solved for C1 and C2 on all images at once.
 
 Differences from the released code: logs are taken as softplus instead of log(p + 1e-8); the schedule spans the run's
-own number of steps (10,000 in the paper); see `unida.data.sampling` for the target's last batch of an epoch.
+own number of steps (10,000 in the paper; the code takes one more, at the schedule's end); see `unida.data.sampling` for
+the target's last batch of an epoch.
 """
 
 import torch.nn.functional as F

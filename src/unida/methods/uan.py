@@ -21,7 +21,7 @@ Differences from the released code:
     Constant batches. If all weights of a batch are equal, it divides by zero; here they are 0.
     Schedules. The coefficient of reversed gradients counts calls, two in a step, on a scale of 10,000; a run has 20,000
     steps. Here it is stretched to the run's length. The learning rate falls over the first 10,000 steps and then stays;
-    here it falls over the whole run, to the same value.
+    here it falls over the whole run, to the same value. Its run ends with an epoch; here the number of steps is exact.
     BatchNorm. The stem's first layer keeps its statistics; here all layers of the backbone do in the kept regime, and
     none in the published one.
     Result. It reports the step with the best accuracy on the target; here the last step is the result.
