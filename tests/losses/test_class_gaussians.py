@@ -27,12 +27,11 @@ def made_up() -> tuple[np.ndarray, np.ndarray]:
 
 def slow_gaussians(features: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     means = np.stack([features[labels == c].mean(axis=0) for c in range(C)])
-    variance = np.mean((features - means[labels]) ** 2)
     covariances = []
     for c in range(C):
         own = features[labels == c]
         spread = np.cov(own.T) if len(own) > 1 else np.zeros((D, D))
-        covariances.append(0.9 * spread + (0.1 * variance + 1e-6) * np.eye(D))
+        covariances.append(spread + 0.001 * np.eye(D))
     return means, np.stack(covariances)
 
 
@@ -85,6 +84,14 @@ def test_compactness_is_the_share_of_the_own_class_and_so_is_its_gradient() -> N
     np.testing.assert_allclose(leaf.grad, numeric, rtol=1e-4, atol=1e-5)
 
 
+def test_a_feature_near_its_mean_has_the_loss_of_the_formula() -> None:
+    """The released code has no small number in its logarithm."""
+    means, covariances = slow_gaussians(*made_up())
+    features, labels = means + 0.01 * np.linalg.cholesky(covariances).sum(axis=2), np.arange(C)
+    loss = compactness_loss(torch.tensor(features, dtype=torch.float32), torch.tensor(labels), found_gaussians())
+    assert loss.item() == pytest.approx(slow_compactness(features, labels, means, covariances), abs=1e-4)
+
+
 def test_a_feature_on_its_mean_and_one_far_away_have_finite_losses() -> None:
     gaussians = found_gaussians()
     leaf = torch.cat([gaussians.means, 1e6 * torch.ones(C, D)]).requires_grad_()
@@ -99,6 +106,12 @@ def test_classes_of_one_image_and_constant_features_can_be_inverted(count: int) 
     found = class_gaussians(features, torch.arange(count * C) % C, C + 1)  # and a class without images
     assert found.factors.isfinite().all() and (found.factors.diagonal(dim1=1, dim2=2) > 0).all()
     assert torch.equal(found.means, torch.tensor([[1.0] * D] * C + [[0.0] * D]))
+
+
+def test_large_features_of_few_images_can_be_inverted() -> None:
+    features = 1e6 * torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
+    found = class_gaussians(features, torch.tensor([0, 0, 1, 1]), 2)
+    assert found.factors.isfinite().all() and squared_distances(features, found).isfinite().all()
 
 
 def test_samples_have_the_mean_and_covariance_of_their_class() -> None:

@@ -27,19 +27,21 @@ found in both domains before the first step.)
 M is frozen whatever --train says, as in the paper: its weights and BatchNorm statistics stay. --train head is the
 paper's method from kept features, and the fastest. With tail and all, images pass M (or its end) in every step.
 
-Differences from the released code (the deployment is known from a fork of it only):
+Differences from the released code (of which settings and network are known, and the rest from a fork of it only):
     Names. `extractor` is F_s in procurement and F_t in deployment; F_s is then kept aside in `source_extractor`.
     Passes. It computes all features in every step, whichever loss is due, so BatchNorm of F_s also sees drawn features
     in every step. Here a step computes what its loss needs.
     Spliced images. It makes 20,000 beforehand, four of each pair of images of different classes. Here pairs are drawn
     of all images, and those of one class are left out of the loss; `--spliced-images` are kept, or new ones are made
     in each step (--train all).
-    Gaussians. How it makes covariances invertible is not known: see `unida.losses.class_gaussians`.
+    Gaussians. It finds them while BatchNorm takes the statistics of each batch, here in evaluation mode. It divides by
+    zero for a class of one image, and its L_p is −∞ for a feature at the mean of its class; here both are finite.
     Weights. The authors' are not known. The fork has five; the second is the paper's pair, exp(p) and exp(1 − p) for
     the best known class, each brought to 0…1 over the batch, and is the default here. Its third is `mass`.
     Logarithms are taken of logits, and need no guard. Without one, its log(1 − ŷ) can be −∞.
     Schedule. It begins losses 1 and 3 at step 50 of 500 and computes Gaussians every 50. Here these are a tenth of the
-    procurement, however long. It takes the best step by target labels; here the last step counts.
+    procurement, however long. Its first step is number 1, here 0. It takes the best step by target labels; here the
+    last step counts.
     Images. It turns images by 90° at random and averages the softmax over copies of a test image. Here they are cropped
     and mirrored as for every method, and the central crop is answered. A batch has --batch-size source images and as
     many spliced ones (32 and 32), and as many target images (64).
