@@ -175,5 +175,6 @@ def test_its_settings_are_the_published_ones(method: GDA) -> None:
     assert (phase.source, turn.optimiser, turn.decay) == ("shuffled", "sgd", 0.0)
     assert (card.lr, card.steps) == (1e-3, 36_000)
     assert method.classifier.weight.abs().max() <= 0.1 * math.sqrt(6 / (6 + C + 1))
+    assert not method.classifier.bias.any()
     shares = method.prior(torch.zeros(()))
     assert shares.tolist() == pytest.approx([0.67 / C] * C + [0.33])

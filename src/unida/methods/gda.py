@@ -41,7 +41,8 @@ Differences from the released code:
     Prior. Its numbers sum to 0.99, here to 1.
     Learning rate. It is the same for all layers there; here the backbone's is --backbone-lr. SGD has Nesterov's
     momentum here. As there, the rate does not fall.
-    Images. It normalises with mean and deviation ½; here as the backbone was pretrained.
+    Images. It normalises with mean and deviation ½; here as the backbone was pretrained. It draws images with
+    replacement, so that the domains that it has found come equally often; here each image of a domain does.
 """
 
 from dataclasses import replace
@@ -81,6 +82,7 @@ class GDA(Method):
         self.bottleneck = nn.Linear(self.frame.size, options.bottleneck)
         self.classifier = nn.Linear(options.bottleneck, C + 1)
         nn.init.xavier_uniform_(self.classifier.weight, gain=0.1)  # (GDA's code)
+        nn.init.zeros_(self.classifier.bias)  # (GDA's code)
         self.discriminator = Discriminator(options.bottleneck)
         self.register_buffer("votes", torch.full((problem.num_target, options.history), NO_LABEL))
         self.register_buffer("first_labels", torch.full((problem.num_target,), NO_LABEL))
