@@ -29,17 +29,18 @@ paper's method from kept features, and the fastest. With tail and all, images pa
 
 Differences from the released code:
     Names. `extractor` is E_s for the vendor and E_t for the client; E_s is then kept aside in `source_extractor`.
-    Spliced features. It makes 20,000 beforehand, and learns from these. Here a step splices the features of its own
-    batch, and the class is the nearest of the clusters' centres: nothing has to be stored. Clusters are found as the
-    extractor sees features (in the frame, in the kept regime).
-    Schedule. It trains 60 or 90 steps, then 15,000 at a tenth of the rate; pseudo-labels begin after 50 of these (300
-    if the target is amazon). Here the client has what the vendor leaves of --steps, and pseudo-labels begin after
-    50/15,000 of that. The client's rate grows as its steps shrink, up to the vendor's: at 1e-5, a few hundred steps
-    of Adam would move nothing. It takes the best step by target labels; here the last step counts.
-    Passes. It computes both losses of the client in every step and applies one. Here a step computes what it applies,
-    so BatchNorm of E_t sees either batch in turns.
-    Pseudo-labels are found in evaluation mode; there the mode is not known. It keeps one feature of each such image;
-    here they are training views like all others.
+    Spliced features. It makes 20,000 beforehand, of pairs within batches, and learns from these. Here a step splices
+    the features of its own batch, and the class is the nearest of the clusters' centres: nothing has to be stored.
+    Clusters are found as the extractor sees features (in the frame, in the kept regime).
+    Schedule. It trains 60 or 90 steps, then 15,000 at a tenth of the rate (25,000 at a fifth, from webcam to dslr);
+    pseudo-labels begin after 50 of these (300 if the target is amazon). Here the client has what the vendor leaves of
+    --steps, and pseudo-labels begin after 50/15,000 of that. The client's rate grows as its steps shrink, up to the
+    vendor's: at 1e-5, a few hundred steps of Adam would move nothing. It takes the best step by target labels; here the
+    last step counts.
+    Passes. It sends both batches of the client through E_t in every step, whichever loss is due. Here a step sends the
+    one that it learns from, so BatchNorm of E_t sees either batch in turns.
+    Pseudo-labels are found in evaluation mode; there BatchNorm of M and E_t takes the statistics of each batch. It
+    keeps one feature of each such image; here they are training views like all others.
     Logarithms are taken of logits, and need no guard. Without one, its log(1 − ŷ) can be −∞.
     Images. It turns images by 90° at random. Here they are cropped and mirrored as for every method. A batch has
     --batch-size source images, as many spliced features, and as many target images (64).
