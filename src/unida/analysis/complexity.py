@@ -21,6 +21,7 @@ from unida.methods.build import build_method
 from unida.methods.spa.options import SPAOptions, resolve
 from unida.models.backbone import Backbone, create_backbone, refuse_crop
 from unida.models.options import NO_WEIGHTS
+from unida.models.words import Words
 
 NORMALISATIONS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
 ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.SiLU, nn.GELU, nn.Hardswish)
@@ -66,7 +67,8 @@ def count(network: Answering, crop: int) -> Complexity:
     """Parameters, and the multiply-adds of answering for one image.
 
     ptflops' rules: count the products of convolutions, linear layers and attention, 2 for each normalised element, and
-    1 for each output of an activation and each input of a pooling. Sums, softmax and biases do not count.
+    1 for each output of an activation and each input of a pooling; a histogram pools the words of all locations. Sums,
+    softmax and biases do not count.
     """
     elements = 0
 
@@ -78,7 +80,7 @@ def count(network: Answering, crop: int) -> Complexity:
     for module in network.modules():
         if isinstance(module, NORMALISATIONS):
             hooks.append(module.register_forward_hook(lambda _, inputs, output: add(2, inputs[0])))
-        elif isinstance(module, ACTIVATIONS):
+        elif isinstance(module, (*ACTIVATIONS, Words)):  # what Words gives is pooled
             hooks.append(module.register_forward_hook(lambda _, inputs, output: add(1, output)))
         elif isinstance(module, POOLINGS):
             hooks.append(module.register_forward_hook(lambda _, inputs, output: add(1, inputs[0])))
