@@ -61,6 +61,26 @@ def test_a_wrong_call_is_one_line(words: str, told: str, work: Path, capsys: pyt
     assert not (work / "out").exists()
 
 
+@pytest.mark.parametrize("name", STUDIES)
+def test_images_without_a_class_are_named_before_the_first_run(
+    name: str, work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for domain in ("target", "source"):
+        loose = work / domain / "b.png"
+        loose.write_bytes(b"not opened")
+        with pytest.raises(SystemExit) as end:
+            main(["study", name, *HERE.split()])
+        said = capsys.readouterr().err
+        told = f"error: {domain}/b.png: lies in no class folder; move it into the sub-folder of its class\n"
+        assert (end.value.code, said) == (2, told)
+        loose.unlink()
+    (work / "target" / "cup" / "a.png").unlink()
+    with pytest.raises(SystemExit):
+        main(["study", name, *HERE.split()])
+    assert "--target target holds no image" in capsys.readouterr().err
+    assert not (work / "out").exists()
+
+
 def test_a_folder_with_other_files_is_refused(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (work / "out").mkdir()
     (work / "out" / "mine.txt").write_text("mine")

@@ -14,6 +14,7 @@ from unida.grids.published import PAPER, load_published
 from unida.grids.results import ALONE, Record, record_of
 from unida.grids.start import Show, start_grid
 from unida.methods import METHODS
+from unida.studies.label_sets import refuse_unlabelled
 from unida.studies.options import StudyOptions
 from unida.support.files import write_csv, write_text, written_aside
 from unida.support.progress import duration
@@ -69,6 +70,7 @@ def run_study(study: Study, options: StudyOptions, command: str, show: Show) -> 
         The runs that failed.
     """
     assert options.out is not None  # or check() would have raised
+    refuse_unlabelled(options)
     rows = {row.name: row for row in study.rows(options)}
     grid_folder = options.out / "grid"
     _refuse_other_study(study, options.out)
@@ -217,7 +219,7 @@ def page(
         f"{study.paper} ({PAPER})",
         *([_published(study.published)] if study.published is not None else []),
         "## Cost",
-        f"{sum(seconds):.0f} seconds of runs in all ({duration(sum(seconds))}), on one worker after another.",
+        f"{sum(seconds):.0f} seconds in all ({duration(sum(seconds))}), if runs are taken one after another.",
         markdown(("row", "runs", "seconds of a run, median"), _cost(finished)),
     ]
     return "\n\n".join(parts) + "\n"

@@ -121,7 +121,7 @@ def draw(figure: "Figure", lines: list[Line], options: FewClassesOptions) -> Non
 
 FEW_CLASSES = Study(
     name="few-classes",
-    about="What --spa.bins auto does when the source has 3, 5, 10 or 20 classes.",
+    about="What --spa.bins auto does when the source has few classes.",
     rows=rows,
     measured=("pretext_bins", "pretext_classes", "pretext_accuracy", *HOS_COLUMNS),
     measure=measure,

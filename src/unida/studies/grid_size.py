@@ -52,7 +52,7 @@ def draw(figure: "Figure", lines: list[Line], options: GridSizeOptions) -> None:
 
 GRID_SIZE = Study(
     name="grid-size",
-    about="HOS with mosaics of 2 × 2 to 6 × 6 cells in SPA's pretext task.",
+    about="HOS with mosaics of few to many cells in SPA's pretext task.",
     rows=rows,
     measured=HOS_COLUMNS,
     measure=hos_of,

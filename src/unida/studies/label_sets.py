@@ -8,8 +8,22 @@ from collections.abc import Sequence
 from unida.data.benchmarks import load_benchmark
 from unida.data.folders import image_stamps
 from unida.data.settings import LabelSets
+from unida.errors import UserError
 from unida.studies.options import StudyOptions
 from unida.support.random import generator
+
+
+def refuse_unlabelled(options: StudyOptions) -> None:
+    """Refuse a folder with an image that has no class, now and not in every run. Opens no image."""
+    for name, folder in (("source", options.source), ("target", options.target)):
+        if folder is None:  # a benchmark
+            continue
+        paths = sorted(image_stamps(folder))
+        if not paths:
+            raise UserError(f"--{name} {folder} holds no image: it needs one sub-folder of images per class")
+        loose = next((path for path in paths if path.parent == folder), None)
+        if loose is not None:
+            raise UserError(f"{loose}: lies in no class folder; move it into the sub-folder of its class")
 
 
 def label_sets_of(options: StudyOptions) -> LabelSets:
