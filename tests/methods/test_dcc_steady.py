@@ -12,7 +12,12 @@ from torch import Tensor, nn
 
 from unida.clustering.consensus import Consensus, cluster_by_each, strangeness
 from unida.methods import dcc
+from unida.methods.base import Problem
 from unida.methods.dcc import DCC, NO_STRANGENESS, numbers_of_clusters
+from unida.methods.dcc_options import DCCOptions
+
+
+COUNTS = [4, 6, 8, 11, 13]  # from 4 classes to 2 √40 images
 
 
 def steady(backbone: nn.Module, seen: Seen = USUAL, **options: Any) -> DCC:
@@ -77,13 +82,22 @@ def test_numbers_of_clusters_are_equal_steps(classes: int, most: int, expected: 
 
 
 def test_the_step_of_the_published_search_changes_no_number(toy_backbone: nn.Module) -> None:
-    assert made_up(toy_backbone, clustering="steady", cluster_interval=99).counts == [4, 6, 8, 10, 12]
+    assert made_up(toy_backbone, clustering="steady", cluster_interval=99).counts == COUNTS
+
+
+def test_few_classes_do_not_limit_the_clusters_of_a_large_target(toy_backbone: nn.Module) -> None:
+    def most(images: int, **options: Any) -> int:
+        return DCC(toy_backbone, Problem(3, num_target=images), DCCOptions(**options)).max_clusters  # type: ignore[arg-type]
+
+    assert [most(images) for images in (0, 20, 21, 100, 10_000)] == [9, 9, 9, 20, 200]  # 3 · 3, then 2 √N
+    assert most(100, clusters_per_class=10) == 30
+    assert most(10_000, clustering="published") == 9
 
 
 def test_a_round_keeps_every_clustering(toy_backbone: nn.Module) -> None:
     method = steady(toy_backbone)
     target = nn.functional.normalize(USUAL.domains["target"], dim=1)
-    for i, clusters in enumerate(cluster_by_each(target, [4, 6, 8, 10, 12], method.problem.seed)):
+    for i, clusters in enumerate(cluster_by_each(target, COUNTS, method.problem.seed)):
         K = len(clusters.centres)
         torch.testing.assert_close(method.prototypes[i, :K], nn.functional.normalize(clusters.centres, dim=1))
         assert (method.strangeness[i, :K] >= 0).all() and (method.strangeness[i, K:] == NO_STRANGENESS).all()
@@ -115,7 +129,7 @@ def test_training_takes_the_number_that_agreed_best_over_all_rounds(
 
     monkeypatch.setattr(dcc, "consensus", scored)
     method = made_up(toy_backbone, clustering="steady")
-    for step, K in ((0, 6), (20, 6), (40, 10)):  # sums: 0.9; 1.1; then 2.0 of the fourth
+    for step, K in ((0, 6), (20, 6), (40, 11)):  # sums: 0.9; 1.1; then 2.0 of the fourth
         method.cluster(step, USUAL)
         assert len(method.found().clusters) == K
     assert method.agreement.tolist() == pytest.approx([1.5, 1.2, 0.5, 2.0, 0.6])

@@ -4,7 +4,8 @@
     M: a memory of target prototypes, one unit vector per cluster
 
     before the first step, and fifteen times in a run, the last time after its last step:
-        cluster the target for five numbers K, and keep the K that agreed best with the source's classes so far
+        cluster the target for five numbers K, from C to max(3C, 2√N_t), and keep the K that agreed best with the
+        source's classes so far
         a class and a cluster that are each other's nearest, and near, are matched; M ← the clusters' centres
     every step:
         L = CE(source batch)                              shuffled, not balanced
@@ -40,6 +41,7 @@ Differences from the released code:
 """
 
 import logging
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -79,7 +81,8 @@ from unida.support.random import generator
 log = logging.getLogger("unida")
 
 NO_CLUSTER, UNMATCHED = -2, -1  # instead of the class that a row of the memory is matched to
-CLUSTERINGS = 5  # numbers of clusters that answer, from the number of classes to the largest of DCC's search
+CLUSTERINGS = 5  # numbers of clusters that answer, from the number of classes to the largest of DCC's search, …
+CLUSTERS_PER_ROOT = 2  # … or this times √N_t, if it is more: a source of few classes says nothing of the target's
 LOWEST = -1e9  # a cosine of nothing
 NO_STRANGENESS = -1.0  # where there is no cluster
 FEWEST_STEPS = 10  # between two clusterings: with fewer, the features have hardly moved
@@ -130,14 +133,17 @@ class DCC(Method):
         for layer in backbone.modules():
             if isinstance(layer, nn.BatchNorm2d) and layer.affine:  # fixed; only the statistics are the batch's
                 layer.requires_grad_(False)
-        self.max_clusters = max(options.clusters_per_class * self.num_logits, options.cluster_interval)
+        most = options.clusters_per_class * self.num_logits
+        if self.is_steady:
+            most = max(most, round(CLUSTERS_PER_ROOT * math.sqrt(problem.num_target)))
+        self.max_clusters = max(most, options.cluster_interval)
         self.register_buffer("memory", torch.zeros(self.max_clusters, options.bottleneck))
         self.register_buffer("matched_class", torch.full((self.max_clusters,), NO_CLUSTER))
         self.register_buffer("assignment", torch.zeros(problem.num_target, dtype=torch.int64))
         self.register_buffer("source_labels", torch.zeros(problem.num_source, dtype=torch.int64))
         self.register_buffer("rounds", torch.tensor(0))
         self.register_buffer("settled", torch.tensor(0))
-        self.counts = numbers_of_clusters(self.num_logits, options.clusters_per_class * self.num_logits)
+        self.counts = numbers_of_clusters(self.num_logits, most)
         T = len(self.counts) if self.is_steady else 0
         self.register_buffer("agreement", torch.zeros(T))
         self.register_buffer("prototypes", torch.zeros(T, self.max_clusters, options.bottleneck))
@@ -351,6 +357,11 @@ class DCC(Method):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         self._found = None  # it belongs to the old buffers
+        if not self.problem.num_target:  # a model that only answers: the file says how many clusters there are
+            for name in ("memory", "matched_class", "prototypes", "strangeness"):
+                mine, saved = getattr(self, name), state_dict.get(f"{prefix}{name}")
+                if saved is not None and saved.ndim == mine.ndim:
+                    setattr(self, name, mine.new_empty(saved.shape))
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 
 

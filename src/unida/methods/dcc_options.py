@@ -25,7 +25,8 @@ class DCCOptions:
     cluster_interval: int = 2
     """Step of the published search for the number of clusters (DCC's code: 2 for Office-31, 5 for Office-Home)."""
     clusters_per_class: int = 3
-    """Up to this many clusters per source class (DCC's code: 3 for Office-31, 5 for Office-Home)."""
+    """Up to this many clusters per source class (DCC's code: 3 for Office-31, 5 for Office-Home). steady: or up to
+    twice the root of the number of target images, if that is more."""
     cluster_every: int = 0
     """Steps between two clusterings; 0: a fifteenth of the run, at least 10 (DCC's code: 200 of 3,000)."""
     repeat_classes: bool = False
