@@ -16,7 +16,6 @@ from unida.methods.base import Problem
 from unida.methods.dcc import DCC, NO_STRANGENESS, numbers_of_clusters
 from unida.methods.dcc_options import DCCOptions
 
-
 COUNTS = [4, 6, 8, 11, 13]  # from 4 classes to 2 √40 images
 
 
