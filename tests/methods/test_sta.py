@@ -18,6 +18,7 @@ from unida.methods.base import Problem, Scores
 from unida.methods.sta import STA
 from unida.methods.sta_options import STAOptions
 from unida.models.discriminator import Discriminator
+from unida.training.optim import inverse_decay
 
 C, HIDDEN, STEPS = 4, 3, 56
 PROBLEM = Problem(C, num_source=12, num_target=10, steps=STEPS, seed=1)
@@ -138,32 +139,59 @@ def test_in_step_two_the_known_are_aligned_and_then_an_unknown_class_is_learnt(
     z_s, z_t = hidden(method.neck, f_s), hidden(method.neck, f_t)
     p_s, p_t = classes(method, z_s), classes(method, z_t)
     w = known_or_not(method, f_t)[:, 0]
-    domain = -np.log(is_source(method, z_s)).mean() - (w * np.log(1 - is_source(method, z_t))).mean()
+    y_s, y_t = linear(method.neck[0], f_s), linear(method.neck[0], f_t)  # D reads them before BatchNorm
+    domain = -np.log(is_source(method, y_s)).mean() - (w * np.log(1 - is_source(method, y_t))).mean()
     expected = {
         "closed": -np.log(p_s[np.arange(len(p_s)), source.labels.numpy()] + 1e-12).mean(),
         "adversarial": 0.3 * domain,
         "entropy": 0.1 * (w * -(p_t * np.log(p_t + 1e-20)).sum(axis=1)).mean(),
     }
-    if step >= STARTS[3]:  # of the whole batch's pass: two images alone would have other statistics
-        expected["unknown"] = 0.3 * -np.log(p_t[np.argsort(w)[:2], C] + 1e-12).mean()
+    if step >= STARTS[3]:  # the two images alone, by their own statistics
+        alone = classes(method, hidden(method.neck, f_t[np.argsort(w)[:2]]))
+        expected["unknown"] = 0.3 * -np.log(alone[:, C] + 1e-12).mean()
     assert losses_at(method, batches, step) == pytest.approx(expected, rel=1e-4)
     assert method.watched["known_weight"]().item() == pytest.approx(w.mean(), rel=1e-4)
 
 
-def test_z_learns_against_the_discriminator_by_a_ramp_over_step_two(method: STA, batches: Batches) -> None:
-    """At the published length the last call is 2 · 1,899 + 1 on a scale of 10,000."""
+def test_one_image_that_is_learnt_as_unknown_passes_with_its_batch(method: STA, batches: Batches) -> None:
+    """Of three images, one is chosen: BatchNorm cannot normalise it by itself."""
+    source, target = batches[0], batches[1]._replace(images=batches[1].images[:3], indices=batches[1].indices[:3])
+    f_t = seen_by(method, target.images)
+    p, w = classes(method, hidden(method.neck, f_t)), known_or_not(method, f_t)[:, 0]
+    found = method.adaptation_step(source, target, 50)["unknown"].item()
+    assert found == pytest.approx(0.3 * -np.log(p[w.argmin(), C]), rel=1e-4)
 
-    def gradients(step: int) -> tuple[Tensor, Tensor]:
-        method.zero_grad()
-        method.adaptation_step(*batches, step)["adversarial"].backward()
-        of_z, of_D = method.neck[0].weight.grad, method.discriminator.layers[0].weight.grad
-        return of_z.clone(), of_D.clone()  # type: ignore[union-attr]
 
-    z, D = zip(*(gradients(step) for step in (33, 47)), strict=True)
-    torch.testing.assert_close(D[0], D[1])
-    length = STEPS - STARTS[2]
-    ramps = [math.tanh(5 * 2 * (step - STARTS[2]) * (1900 / length) / 10_000) for step in (33, 47)]
-    assert (z[1].norm() / z[0].norm()).item() == pytest.approx(ramps[1] / ramps[0], rel=0.02)
+def test_batchnorm_keeps_the_statistics_of_the_two_images_too(method: STA, batches: Batches) -> None:
+    """Of the source, of the target and of the two, in this order; in stage 3 without the two."""
+    f_s, f_t = (seen_by(method, batch.images) for batch in batches)
+    parts = [f_s, f_t, f_t[np.argsort(known_or_not(method, f_t)[:, 0])[:2]]]
+    for step, count in ((47, 2), (48, 3)):
+        method.neck[1].reset_running_stats()  # type: ignore[operator]
+        method.adaptation_step(*batches, step)
+        mean = np.zeros(HIDDEN)
+        for part in parts[:count]:
+            mean = 0.9 * mean + 0.1 * linear(method.neck[0], part).mean(axis=0)
+        np.testing.assert_allclose(method.neck[1].running_mean, mean, atol=1e-5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("step", [18, 33, 47])
+def test_features_learn_against_the_discriminator_by_a_ramp_over_step_two(
+    method: STA, batches: Batches, step: int
+) -> None:
+    """At the published length, the source's call is 2t and the target's 2t + 1, on a scale of 10,000."""
+    w = torch.tensor(known_or_not(method, seen_by(method, batches[1].images))[:, 0]).float()
+    method.adaptation_step(*batches, step)["adversarial"].backward()
+    parts = method.neck[0].weight, method.discriminator.layers[0].weight
+    found = [part.grad.clone() for part in parts]  # type: ignore[union-attr, operator]
+    expected = [torch.zeros_like(gradient) for gradient in found]
+    for call, batch in enumerate(batches):
+        p = method.discriminator(method.neck[0](method.backbone(batch.images))).sigmoid()
+        loss = 0.3 * (-(p.log()).mean() if call == 0 else -(w * (1 - p).log()).mean())
+        ramp = math.tanh(5 * (2 * (step - STARTS[2]) + call) * (1900 / (STEPS - STARTS[2])) / 10_000)
+        for gradient, part, factor in zip(expected, torch.autograd.grad(loss, parts), (-ramp, 1), strict=True):  # type: ignore[arg-type]
+            gradient += factor * part
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-6)
 
 
 def test_each_step_updates_its_own_parts(method: STA, batches: Batches) -> None:
@@ -184,16 +212,17 @@ def test_stages_rates_and_schedules_are_the_released_codes(method: STA) -> None:
     assert [stage.start for stage in method.stages] == [*STARTS]
     first, second = phases_of(method)
     assert (first.share, second.share) == (900, 1900)
-    assert [turn.decay for phase in (first, second) for turn in phase.turns] == [0.9, 0.9, 1.9]
-    assert [group.scale for phase in (first, second) for turn in phase.turns for group in turn.groups] == [
-        1,
-        1,
-        0.5,
-        0.5,
-    ]
+    heads, separator, adaptation = (*first.turns, *second.turns)
+    assert (heads.decay, adaptation.decay) == (0.9, 1.9)
+    assert [group.scale for turn in (heads, adaptation) for group in turn.groups] == [1, 0.5, 0.5]
+    for t in (500, 700, 899):  # of the published 900: G_b's rate starts with stage 2
+        factor = separator.groups[0].scale * inverse_decay(t, 900, separator.decay)
+        assert factor == pytest.approx((1 + 10 * (t - 500) / 10_000) ** -0.75)
     config = complete(config_from_options({"method": "sta", "train": "all"}), has_gpu=True)
     assert (config.training.lr, config.training.steps) == (1e-3, 2_800)
     assert config.training.backbone_lr == pytest.approx(1e-4)  # half of it where it learns
+    short = complete(config_from_options({"method": "sta"}), has_gpu=False).training
+    assert (short.lr, short.steps) == (1e-2, 280)  # the published rate times the published steps
     assert dataclasses.asdict(STAOptions()) == {
         "ranking": "max",
         "ranked_images": 2,
