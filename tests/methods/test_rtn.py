@@ -144,6 +144,7 @@ def test_defaults_are_the_papers_and_the_released_codes(method: RTN) -> None:
     assert config.training.backbone_lr == pytest.approx(1e-3)
     (phase,) = phases_of(method)
     assert [turn.decay for turn in phase.turns] == [20]
+    assert phase.source == "shuffled"  # its lists are shuffled, not balanced
     assert method.unknown_threshold == pytest.approx(0.2)
 
 

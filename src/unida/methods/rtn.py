@@ -21,9 +21,10 @@ hidden layer, so they cannot be solved.
 
 Differences from the released code (Caffe, AlexNet):
     Discrepancy. It estimates MMD² from as many random quadruples as images, and draws others for the gradient than for
-    the value. Here it is over all pairs; `--quadruples` estimates as the released code, from one draw for both. Its
-    weight is 1 there. With all pairs and a frame, 1 failed on drawn pictures: features shrank to almost 0, and all
-    images got one answer (docs/methods/rtn.md). So the default is the paper's 0.3.
+    the value, which is a sum over them (the gradient is that of the mean). Here it is over all pairs; `--quadruples`
+    estimates as the released code, from one draw for both, as a mean. Its weight is 1 there. With all pairs and a
+    frame, 1 failed on drawn pictures: features shrank to almost 0, and all images got one answer (docs/methods/rtn.md).
+    So the default is the paper's 0.3.
     Products. It pools the matrix of features and logits (the largest of 2 × 2), and by a reshape it takes two
     neighbouring images of the batch for one. Here nothing is pooled, and each image stands for itself.
     Entropy. It sets the gradient of probabilities below 0.001 to zero. Here the gradient is exact.
@@ -32,6 +33,8 @@ Differences from the released code (Caffe, AlexNet):
     Rates. Biases of new layers learn twice as fast as their weights there, and there is no weight decay; here new
     layers learn at one rate, and --weight-decay holds as for all methods.
     Sizes. z has 128 numbers there, and batches have 64 images: `--bottleneck 128 --batch-size 64`.
+    Start. It draws the weights of z and f_T with deviations of 0.005 and 0.01, with a bias of 0.1 for z. Here both are
+    as torch draws them.
 """
 
 from dataclasses import replace
@@ -76,7 +79,7 @@ class RTN(Method):
 
     def phases(self) -> tuple[Phase]:
         phase = self.plain_phase()
-        return (replace(phase, turns=[replace(turn, decay=DECAY) for turn in phase.turns]),)
+        return (replace(phase, turns=[replace(turn, decay=DECAY) for turn in phase.turns], source="shuffled"),)
 
     def features(self, images: Tensor, domain: DomainName = "target") -> Tensor:
         """(B, 3, H, W) → (B, 256)."""
