@@ -41,7 +41,7 @@ def aligned(method: ATI, batches: Batches) -> tuple[np.ndarray, np.ndarray]:
 
 def standardised(features: np.ndarray) -> np.ndarray:
     x = np.array([row / sum(abs(row)) for row in features])
-    x = (x - x.mean(axis=0)) / x.std(axis=0)
+    x = (x - x.mean(axis=0)) / x.std(axis=0, ddof=1)
     return x * 10 / np.sqrt(x.shape[1])
 
 

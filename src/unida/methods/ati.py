@@ -32,6 +32,7 @@ Differences from the released code (Matlab):
     plus a small cost for leaving the identity (--map-ridge): C equations instead of d².
     λ. The file of parameters has no rejection (λ at the largest distance), the script and the paper have ½.
     Steps. Its script moves the source by 0.66 of the way; the parameters and the paper have the whole way, as here.
+    Sums. It divides a feature by the sum of its numbers, none of which is negative there. Here signs do not count.
     PCA. It reduces features of AlexNet and VGG to a third. Not here.
     Neighbours. The paper's variant in which neighbours get the same class is not here; it is off by default there.
 """
@@ -181,8 +182,11 @@ def of_unit_sum(features: Tensor) -> Tensor:
 
 
 def centre_and_spread(features: Tensor) -> tuple[Tensor, Tensor]:
-    """(N, d) → mean and standard deviation, (d,) each. A number that never changes has the deviation 1."""
-    spread = features.std(dim=0, unbiased=False)
+    """(N, d) → mean and standard deviation, (d,) each. A number that never changes has the deviation 1.
+
+    The sum of squares is divided by N − 1 (ATI's code).
+    """
+    spread = features.std(dim=0, correction=min(1, len(features) - 1))  # one image has the deviation 0
     changes = spread > 1e-6 * features.abs().amax(dim=0)  # the rest is rounding
     return features.mean(dim=0), torch.where(changes, spread, 1.0)
 
