@@ -24,6 +24,7 @@ Differences from TLlib:
     Here both are stretched to the run's length.
     Entropy. It has the rule max-prob alone. The entropy is our choice, as papers that report DANN on open sets do not
     say which rule they used.
+    Logarithms. It takes them of D's rounded probabilities, and none is below −100. Here they are exact.
     Batches. It drops the incomplete batch of an epoch; here the next epoch follows on. Its batches of 32 images and its
     weight decay of 1e-3 are options of every run.
     Result. It reports the epoch with the best H-score on the target, and says that later epochs are much worse; here
