@@ -4,8 +4,8 @@
     M: a memory of target prototypes, one unit vector per cluster
 
     before the first step, and fifteen times in a run, the last time after its last step:
-        cluster the target for five numbers K, from C to max(3C, 2√N_t), and keep the K that agreed best with the
-        source's classes so far
+        cluster the target for five numbers K, above C up to max(3C, 2√N_t), and keep the K that agreed best with
+        the source's classes so far
         a class and a cluster that are each other's nearest, and near, are matched; M ← the clusters' centres
     every step:
         L = CE(source batch)                              shuffled, not balanced
@@ -81,8 +81,8 @@ from unida.support.random import generator
 log = logging.getLogger("unida")
 
 NO_CLUSTER, UNMATCHED = -2, -1  # instead of the class that a row of the memory is matched to
-CLUSTERINGS = 5  # numbers of clusters that answer, from the number of classes to the largest of DCC's search, …
-CLUSTERS_PER_ROOT = 2  # … or this times √N_t, if it is more: a source of few classes says nothing of the target's
+CLUSTERINGS = 5  # numbers of clusters that answer, above the number of classes, up to the largest of DCC's search …
+CLUSTERS_PER_ROOT = 2  # … or to this times √N_t, if it is more: a source of few classes says nothing of the target's
 LOWEST = -1e9  # a cosine of nothing
 NO_STRANGENESS = -1.0  # where there is no cluster
 FEWEST_STEPS = 10  # between two clusterings: with fewer, the features have hardly moved
@@ -366,8 +366,11 @@ class DCC(Method):
 
 
 def numbers_of_clusters(classes: int, most: int) -> list[int]:
-    """From the number of classes to the largest number, in equal steps; fewer if they are not all different."""
-    return sorted({round(classes + (most - classes) * i / (CLUSTERINGS - 1)) for i in range(CLUSTERINGS)})
+    """Above the number of classes, up to the largest number, in equal steps; fewer if they are not all different.
+
+    With as many clusters as classes, classes of the target alone have no cluster of their own.
+    """
+    return sorted({round(classes + (most - classes) * (i + 1) / CLUSTERINGS) for i in range(CLUSTERINGS)})
 
 
 def _some_of_each(groups: list[np.ndarray], count: int, draw: np.random.Generator) -> np.ndarray:
