@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
 
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 from unida.data.images import BadImage, read_rgb
-from unida.errors import UserError, printable
+from unida.data.lettering import lettered
+from unida.errors import UserError
 from unida.support.files import written_aside
 
 _MARGIN = 12  # around the sheet
@@ -127,8 +128,8 @@ def _write(
     colour: tuple[int, int, int] = _INK,
 ) -> None:
     """Write one line of text, cut with '…' if it is too long. It may hold any characters, like the names of folders."""
-    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=size)
-    shown = printable(text)[: width + 1]  # a letter takes a pixel or more
+    draw = ImageDraw.Draw(sheet)
+    shown, font = lettered(text[: width + 1], size)  # a letter takes a pixel or more
     if draw.textlength(shown, font=font) > width:
         ends = range(1, len(shown))
         fitting = bisect_right(ends, width, key=lambda end: ceil(draw.textlength(shown[:end] + "…", font=font)))

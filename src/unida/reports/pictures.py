@@ -5,11 +5,11 @@ import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 from unida.data.folders import in_threads
 from unida.data.images import BadImage, read_rgb
-from unida.errors import printable
+from unida.data.lettering import lettered
 
 MOST_BYTES = 4_500_000  # of all thumbnails of a report, as text
 MOST_SHEET_BYTES = 1_500_000  # of the sheet of tiles that a map shows
@@ -65,10 +65,9 @@ def small_picture(path: str, side: int) -> Image.Image:
 def grey_tile(path: str, side: int) -> Image.Image:
     """For an image that is gone."""
     tile = Image.new("RGB", (side, side), GREY)
-    name = printable(path.rpartition("/")[2])
+    name, font = lettered(path.rpartition("/")[2], max(9, side // 12))
     letters = max(6, side // 8)
     lines = [name[start : start + letters] for start in range(0, min(len(name), 5 * letters), letters)]
-    font = ImageFont.load_default(size=max(9, side // 12))
     ImageDraw.Draw(tile).multiline_text((6, 6), "\n".join(lines), fill=INK, font=font)
     return tile
 
