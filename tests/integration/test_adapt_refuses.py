@@ -236,7 +236,17 @@ def out_that_stood_empty(work: Path) -> Options:
     return {"--out": "mine", "--weights": "gone.pth"}
 
 
+def out_links_into_the_target(work: Path) -> Options:
+    (work / "link").symlink_to(work / "target")
+    return {"--out": "link/run"}
+
+
+OUTSIDE = ("which is read", "choose a folder outside it")
+
 OUT: list[Case] = [
+    ({"--out": "source/run"}, ("--out source/run lies inside", "/source,", *OUTSIDE)),
+    ({"--out": "target/runs/one"}, ("--out target/runs/one lies inside", "/target,", *OUTSIDE)),
+    (out_links_into_the_target, ("--out link/run lies inside", "/target,", *OUTSIDE)),
     ({"--out": None}, ("--out DIR is missing", "results")),
     (out_below_a_file, ("--out file/run", "choose another folder")),
     (out_is_a_file, ("--out file", "choose a new folder")),

@@ -15,6 +15,7 @@ from tiny_runs import run_here
 
 import unida
 from unida.answering.alone import BATCH_ON_CPU
+from unida.data.glyphs import GlyphFolders
 from unida.runs import discover, groupfiles
 
 
@@ -122,7 +123,8 @@ def test_a_run_that_knows_everything_has_no_groups(run: Path, work: Path, cli: C
     assert rows_of(work / "found" / "groups.csv") == [] and not (work / "new").exists()
 
 
-def test_what_is_wrong_is_told_in_a_line(run: Path, work: Path, cli: Cli) -> None:
+def test_what_is_wrong_is_told_in_a_line(run: Path, work: Path, glyphs: GlyphFolders, cli: Cli) -> None:
+    (work / "linked" / "group-01").mkdir(parents=True)
     (work / "full").mkdir()
     (work / "full" / "notes.txt").touch()
     (work / "file").touch()
@@ -133,6 +135,9 @@ def test_what_is_wrong_is_told_in_a_line(run: Path, work: Path, cli: Cli) -> Non
         (run, "--space", "pixels"): "pixels",
         (work / "full",): "is not the folder of a run",
         (run, "--link", work / "full"): "already holds other files",
+        (run, "--link", work / "linked"): "already holds other files: choose a new folder",
+        (run, "--link", glyphs.source / "new"): f"lies inside {glyphs.source}, which is read: choose a folder outside",
+        (run, "--out", glyphs.target / "found"): f"lies inside {glyphs.target}, which is read",
         (run, "--link", work / "file"): "--link",
         (run, "--out", work / "file"): "--out",
     }.items():

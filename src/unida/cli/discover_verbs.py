@@ -31,18 +31,22 @@ def discover(arguments: list[str]) -> None:
     options = parse(Discover, "unida discover", arguments, description)
     if options.copy and options.link is None:
         raise UserError("--copy needs --link DIR: the folder for the copies")
-    from unida.runs.folder import refuse_unfinished
+    from unida.config import load_config
+    from unida.runs.folder import refuse_inside_data, refuse_link, refuse_unfinished
 
     refuse_unfinished(options.run)
+    data = load_config(options.run / "config.yaml").data
     out = options.run if options.out is None else options.out
     check_writable("--out", out / "groups.csv")
+    if options.out is not None:
+        refuse_inside_data("--out", options.out, data)
     if options.link is not None:
-        check_writable("--link", options.link / "group-01")
-    from unida.api import load
-    from unida.runs.groupfiles import group_lines, link_groups, refuse_link, write_groups
-
-    if options.link is not None:
+        check_writable("--link", options.link / "group-00")  # no group has this name: it is not there
         refuse_link(options.link)
+        refuse_inside_data("--link", options.link, data)
+    from unida.api import load
+    from unida.runs.groupfiles import group_lines, link_groups, write_groups
+
     found = load(options.run).discover(options.space, progress=True)
     with writing("--out", out / "groups.csv"):
         write_groups(found, out)

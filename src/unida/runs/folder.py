@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from unida.config import Config, complete, flat_options, load_config, save_config
+from unida.data.options import DataOptions
 from unida.data.pairs import benchmark_pair
 from unida.errors import UserError
 from unida.models.options import AUTO
@@ -53,6 +55,12 @@ def refuse_unfinished(folder: Path) -> None:
         raise UserError(f"{folder} is not the folder of a run: it has no config.yaml")
     if not is_finished(folder):
         raise UserError(f"the run in {folder} is not finished: continue with unida adapt --out {folder} --resume")
+
+
+def refuse_link(folder: Path) -> None:
+    """Refuse a folder that holds something: files of the user must not be mixed with links."""
+    if os.path.lexists(folder) and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"--link {folder} already holds other files: choose a new folder")
 
 
 def find_runs(places: Iterable[Path]) -> list[Path]:
@@ -142,7 +150,15 @@ def _find(config: Config) -> tuple[Path, Config] | None:
         raise UserError(f"--out {folder} holds no run to resume: correct the path, or give the data to start one there")
     _refuse_other_files(folder)
     benchmark_pair(config.data)
+    refuse_inside_data("--out", folder, config.data)
     return None
+
+
+def refuse_inside_data(option: str, folder: Path, data: DataOptions) -> None:
+    """Refuse a folder to write to that lies in the source or the target: pictures there would be taken for data."""
+    for place in (data.source, data.target):  # of a benchmark, only pictures right inside class folders are read
+        if place is not None and folder.resolve().is_relative_to(place.resolve()):
+            raise UserError(f"{option} {folder} lies inside {place}, which is read: choose a folder outside it")
 
 
 def _refuse_other_files(folder: Path) -> None:

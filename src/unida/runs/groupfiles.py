@@ -1,7 +1,6 @@
 """The groups that `unida discover` finds, as files: a table, contact sheets, and folders to be used as new classes."""
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -11,6 +10,7 @@ from unida.data.sheet import contact_sheet
 from unida.errors import UserError
 from unida.evaluation.grouping import GroupingResult
 from unida.runs.discover import Discovery, Group
+from unida.runs.folder import refuse_link
 from unida.runs.summary import percent
 from unida.support.files import write_csv, write_text
 
@@ -42,12 +42,6 @@ def _draw(found: Discovery, group: Group, out: Path) -> None:
     if rest := paths[SUREST:]:
         blocks.append(("the least sure", rest[-LEAST_SURE:]))
     contact_sheet(blocks, out)
-
-
-def refuse_link(folder: Path) -> None:
-    """Refuse a folder that holds something: files of the user must not be mixed with links."""
-    if os.path.lexists(folder) and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"--link {folder} already holds other files: choose a new folder")
 
 
 def link_groups(found: Discovery, folder: Path, copy: bool) -> None:
