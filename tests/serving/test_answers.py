@@ -143,7 +143,7 @@ def test_no_picture_is_of_a_class_that_was_left_out(glyphs: GlyphFolders, tmp_pa
 
 def test_a_run_without_its_images_answers(start: Start, paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     client = start()
-    for name in ("scan", "domain_files"):
+    for name in ("scan", "used_source"):
         monkeypatch.setattr(f"unida.serving.pictures.{name}", lambda *_, **__: (_ for _ in ()).throw(UserError("gone")))
     client.service.pictures.list_files()
     assert client.service.pictures.is_ready

@@ -3,7 +3,7 @@
 Features of a frozen backbone are taken from the run's cache, if they are still there.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,10 +14,9 @@ from torch import Tensor
 
 from unida.config import Config
 from unida.data.augment import Preprocess
-from unida.data.benchmarks import domain_files
-from unida.data.folders import class_of, scan, scan_listed
+from unida.data.folders import scan_listed
+from unida.data.listed import used_source
 from unida.data.options import usable_cache
-from unida.data.pairs import benchmark_pair
 from unida.data.pixels import Pixels, decode_in_memory
 from unida.errors import UserError
 from unida.features.inputs import Inputs
@@ -65,7 +64,7 @@ class SomeSource:
 
     pixels: Pixels
     names: list[str]
-    count: int  # of all images that the source has
+    count: int  # of all images that the run learned from
 
 
 def open_model(folder: Path, config: Config) -> Model:
@@ -82,25 +81,14 @@ def open_model(folder: Path, config: Config) -> Model:
     return Model(method, info, config, inputs)
 
 
-def some_source(model: Model) -> SomeSource:
-    listed = source_files(model.config, model.info.classes)
+def some_source(model: Model, skipped: Collection[str]) -> SomeSource:
+    """Some images of those that the run learned from. `skipped`: the paths of files that it left out."""
+    options = model.config.data
+    used = used_source(options, model.info.classes, skipped, usable_cache(options.cache))
+    listed = dict(sorted((str(path), name) for path, name in used))
     paths = list(listed)
     pixels = model.pixels([paths[i] for i in some(len(paths), MOST_SOURCE, "source images of a report")])
     return SomeSource(pixels, [listed[str(file.path)] for file in pixels.files], len(listed))
-
-
-def source_files(config: Config, classes: Sequence[str]) -> dict[str, str]:
-    """The paths of the source's images, and the class of each. Reads none of them."""
-    data, wanted = config.data, set(classes)
-    pair = benchmark_pair(data)
-    if pair is not None:
-        listed = domain_files(pair.benchmark, pair.root, pair.source, "adapt")
-        found = [(str(path), name) for path, name in listed]
-    else:
-        assert data.source is not None
-        files, _ = scan(data.source, cache_dir=usable_cache(data.cache))
-        found = sorted((str(file.path), class_of(file) or "") for file in files)
-    return {path: name for path, name in found if name in wanted}
 
 
 def some(count: int, most: int, purpose: str) -> np.ndarray:

@@ -115,7 +115,7 @@ def run_context(data: RunData, model: Model | None, problem: str) -> dict[str, A
 class Looked:
     """What the model says when it looks again; without images or model, why it says nothing."""
 
-    num_source: int = 0  # images that the source has
+    num_source: int = 0  # images that the run learned from
     map: MapSection | None = None
     words: list[WordRow] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -128,7 +128,7 @@ def _looked_at(data: RunData, model: Model | None) -> Looked:
         return looked
     source = None
     try:
-        source = some_source(model)
+        source = some_source(model, [path for path, _ in data.skipped])
         looked.num_source = source.count
     except (UserError, OSError) as error:
         looked.notes.append(f"The source's images cannot be shown: {error}.")

@@ -15,6 +15,7 @@ from unida.answering.later import Answered
 from unida.answering.target import Rule
 from unida.config import Config, config_class, flat_options, load_config
 from unida.data.folders import scan_listed
+from unida.data.listed import read_skipped
 from unida.data.options import usable_cache
 from unida.data.settings import UNKNOWN
 from unida.errors import UserError
@@ -112,7 +113,7 @@ def read_run(folder: Path, classes: Sequence[str], rule: Rule | None) -> RunData
         best=np.where(answers < len(names), answers, NOT_KNOWN),
         truths=nothing,
         truth_names=names,
-        skipped=_read_pairs(folder / "skipped.csv"),
+        skipped=read_skipped(folder / "skipped.csv"),
         groups=read_groups(folder / "groups.csv"),
         answered=None,
         row_of_kept=nothing,
@@ -190,15 +191,6 @@ def _read_predictions(path: Path) -> tuple[list[str], list[str], np.ndarray, np.
     if not paths:
         raise UserError(f"{path} holds no answer: there is nothing to report")
     return paths, labels, probability, score
-
-
-def _read_pairs(path: Path) -> list[tuple[str, str]]:
-    """The rows of a csv file with two columns, without the header; none if it is not there."""
-    try:
-        with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
-            return [(row[0], row[1]) for row in list(csv.reader(file))[1:] if len(row) == 2]
-    except (OSError, csv.Error):
-        return []
 
 
 def read_groups(path: Path) -> dict[str, tuple[int, float]]:

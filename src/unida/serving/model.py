@@ -63,6 +63,7 @@ class ServedModel:
 
     def __init__(self, folder: Path, alone: bool) -> None:
         refuse_unfinished(folder)
+        self.folder = folder
         self.config = load_config(folder / "config.yaml")
         checkpoint = folder / "checkpoint"
         self.fabric = open_fabric_for_answers()

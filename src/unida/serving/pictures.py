@@ -15,8 +15,9 @@ from torch import Tensor
 
 from unida.answering.together import centred
 from unida.data.benchmarks import domain_files
-from unida.data.folders import class_of, scan, scan_listed
+from unida.data.folders import scan, scan_listed
 from unida.data.images import BadImage, read_rgb
+from unida.data.listed import read_skipped, used_source
 from unida.data.pairs import benchmark_pair
 from unida.errors import UserError
 from unida.serving.model import Answer, Picture, ServedModel
@@ -89,19 +90,13 @@ class Pictures:
 
     def _list_source(self) -> None:
         """A sample in which every class has its share, in a fixed order."""
-        options, classes = self._model.config.data, set(self._model.info.classes)
-        pair = benchmark_pair(options)
-        if pair is not None:
-            found = domain_files(pair.benchmark, pair.root, pair.source, "adapt")
-        else:
-            assert options.source is not None
-            cache = options.cache if os.access(options.cache, os.W_OK) else None
-            files, _ = scan(options.source, cache_dir=cache)
-            found = [(file.path, class_of(file) or "") for file in files]
+        options, skipped = self._model.config.data, read_skipped(self._model.folder / "skipped.csv")
+        cache = options.cache if os.access(options.cache, os.W_OK) else None
+        found = used_source(options, self._model.info.classes, [path for path, _ in skipped], cache)
         by_class: dict[str, list[_Listed]] = defaultdict(list)
         order = generator(0, "source pictures").permutation(len(found))
         for path, name in (found[i] for i in order.tolist()):
-            if name in classes and path.exists():
+            if path.exists():
                 by_class[name].append(_Listed(path, name))
         turns = chain.from_iterable(zip_longest(*(by_class[name] for name in sorted(by_class))))
         self._source = [one for one in turns if one is not None][:MOST_SOURCE]
