@@ -12,13 +12,8 @@
     step 2, adaptation; G_b stays as it is, w = G_b's probability of "known", without a gradient:
         stage 3, 1,500 steps:  L = CE(G_c(z_s), y) + 0.1 · mean w H(G_c(z_t))
                                  + 0.3 · [ mean BCE(D(h_s), 1) + mean w BCE(D(h_t), 0) ]
-        stage 4, 400 steps:    the same + 0.3 · CE(G_c(z_t), unknown) of the 2 target images with the lowest w,
-                               which pass z once more, by themselves
+        stage 4, 400 steps:    the same + 0.3 · CE(G_c(z_t), unknown) of the 2 target images with the lowest w
     a target image is argmax G_c, over C + 1
-
-By themselves: BatchNorm has the statistics of these two images alone, and adds them to its averages. Before its scale
-and bias, each of the 256 numbers is then near +1 for one of the two and near −1 for the other, whatever they show. It
-looks like an oversight, but without it most unknown images are taken for known ones (docs/methods/sta.md).
 
 The unknown score is p_unknown / (p_unknown + p_best class): above ½ exactly if "unknown" is the largest output. Before
 step 2, G_c is as it was drawn: an evaluation then says nothing.
@@ -28,12 +23,16 @@ In the kept regime f is in a frame. Heads have hidden layers, so they cannot be 
 Differences from the released code:
     Ranking. It has the sum (`--ranking sum`), the paper's table the maximum, which is the default here. What else
     STA_max may do in another way is not known.
-    Two images alone. In stage 3 they pass too, without a loss: only an evaluation on the way would notice.
+    Two images alone. In stage 4 it passes the two chosen images through z by themselves: BatchNorm then has the
+    statistics of two images, and adds them to its averages. Before its scale and bias, each of the 256 numbers is near
+    +1 for one of the two and near −1 for the other, whatever they show. Here their outputs are those of the whole
+    target batch. `--as-released` does as the released code (but for stage 3, where the two pass without a loss): in
+    short runs much depends on it (docs/methods/sta.md).
     Step 1. It trains a G_c too, which reaches neither G_k nor G_b, and is then drawn anew: it is left out here. G_k is
     updated before it ranks the batch, not after. BatchNorm's averages of f go on into step 2, where it starts from
     pretrained ones.
-    Small batches. At most half of a batch is taken as known, and half as unknown. One image cannot pass BatchNorm by
-    itself: then its output is that of the whole batch's pass.
+    Small batches. At most half of a batch is taken as known, and half as unknown. With `--as-released`, one image
+    cannot pass BatchNorm by itself: then its output is that of the whole batch's pass.
     Lengths. It ends a stage only where its data begin anew, so its lengths are least ones. Here they are shares of the
     run. The reversal's ramp (by calls, on a scale of 10,000) and the learning rates (10,000 steps, of which 900 and
     1,900 are taken) are stretched with them.
@@ -177,14 +176,12 @@ class STA(Method):
         return losses
 
     def _unknown_loss(self, seen: Tensor, answers: Tensor, w: Tensor) -> Tensor:
-        """Of the images with the lowest w in the batch of all processes, by themselves, on every process."""
-        weights = chosen_by_rank(gather(w), self.options.ranked_images)[:, UNKNOWN]
-        chosen = weights.nonzero().flatten()
-        if len(chosen) > 1:
+        """Of the images with the lowest w in the batch of all processes."""
+        weights = self._chosen(w)[:, UNKNOWN]
+        chosen = gather(weights).nonzero().flatten()
+        if self.options.as_released and len(chosen) > 1:  # by themselves, on every process
             answers = self.classifier(self.neck(gather_with_gradients(seen)[chosen]))
             weights = torch.ones(len(chosen), device=chosen.device)
-        else:
-            answers = gather_with_gradients(answers)
         labels = torch.full((len(answers),), self.num_classes, device=answers.device)
         return weighted_cross_entropy(answers, labels, epsilon=EPSILON, image_weights=weights)
 

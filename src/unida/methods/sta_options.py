@@ -20,6 +20,9 @@ class STAOptions:
     """Weight of the entropy of target images that look known (STA's code)."""
     unknown_weight: float = 0.3
     """Weight of the loss on images that are learnt as unknown, in the last stage (STA's code)."""
+    as_released: bool = False
+    """Let the images that are learnt as unknown pass BatchNorm by themselves, as in STA's code. By default they pass
+    with their batch: the statistics of two images say little."""
     bottleneck: int = 256
     """Size of the feature, and of the hidden layer of every head (STA's code)."""
 
