@@ -145,6 +145,17 @@ CLUSTERS = "analyze clusters run"
         case("watch_and_more", "predict run source --watch target --csv a.csv", "takes no other pictures (source)"),
         case("move_and_copy", "predict run target --move-to a --copy-to b", "exclude each other"),
         case("sorts_into_itself", "predict run target --move-to target/x", "target/x lies inside target"),
+        case(
+            "record_of_moves",
+            "predict run target --csv run/predictions.csv --move-to sorted",
+            "--csv run/predictions.csv is there",
+            "choose another name",
+        ),
+        case(
+            "record_of_moves_as_json",
+            "predict run target --json run/metrics.json --move-to sorted",
+            "--json run/metrics.json is there",
+        ),
         case("export_of_nothing", "export run", "pass --onnx FILE.onnx or --torch-export FILE.pt2"),
         case("export_no_run", "export source --torch-export a.pt2", "source is not the folder of a run"),
         case("export_suffix", "export run --torch-export a.bin", "--torch-export a.bin", "end in .pt2"),

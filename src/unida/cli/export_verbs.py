@@ -40,7 +40,8 @@ class Predict:
     every: Annotated[float, shown("SECONDS", "(default: 2)")] = 2.0
     """With --watch: look this often. A file is answered when it has not changed since the last look."""
     move_to: Annotated[Path | None, shown("DIR")] = None
-    """Move each answered file to DIR/label/. Nothing is overwritten: a name that is taken gets a number."""
+    """Move each answered file to DIR/label/. Nothing is overwritten: a name that is taken gets a number. --csv FILE, a
+    new file, says where each went."""
     copy_to: Annotated[Path | None, shown("DIR")] = None
     """The same, but the files stay where they are, and copies are sorted."""
     alone: bool = False
@@ -58,6 +59,10 @@ class Predict:
             raise UserError("--csv - and --json - cannot both be printed: give one of them a file")
         if self.move_to is not None and self.copy_to is not None:
             raise UserError("--move-to and --copy-to exclude each other: leave one out")
+        is_record = self.move_to is not None and self.watch is None  # --watch appends
+        for option, path in (("--csv", self.csv), ("--json", self.json)):
+            if is_record and path not in (None, STDOUT) and os.path.lexists(path):
+                raise UserError(f"{option} {path} is there, and may say where files were moved to: choose another name")
         for path in self.images:
             if not os.path.exists(path):
                 raise UserError(f"{path}: no such folder or file; check the path")
@@ -113,31 +118,46 @@ def _given(images: tuple[Path, ...]) -> "Path | list[str]":
 
 
 def _write(predictions: "Predictions", options: Predict) -> None:
+    """Answers, then sorted files. If files are moved, the answers are there before, and then say where each went."""
+    is_move = options.move_to is not None
+    _write_files(predictions, options, {} if is_move else None)
+    went: dict[str, str] = {}
+    try:
+        for prediction in predictions if options.move_to or options.copy_to else ():
+            went[prediction.path] = str(_sort(Path(prediction.path), prediction.label, options))
+    finally:
+        if is_move:  # also if one could not be moved: others were
+            _write_files(predictions, options, went)
+        _print(predictions, options, went if is_move else None)
+
+
+def _write_files(predictions: "Predictions", options: Predict, moved: dict[str, str] | None) -> None:
     from unida.support.files import write_text
 
-    if options.csv == STDOUT:
-        print(predictions.as_csv(), end="")
-    elif options.csv is not None:
+    if options.csv not in (None, STDOUT):
         with writing("--csv", options.csv):
-            predictions.write_csv(options.csv)
-    if options.json == STDOUT:
-        print(predictions.as_json(), end="")
-    elif options.json is not None:
+            predictions.write_csv(options.csv, moved)
+    if options.json not in (None, STDOUT):
         with writing("--json", options.json):
             options.json.parent.mkdir(parents=True, exist_ok=True)
-            write_text(options.json, predictions.as_json())
-    for prediction in predictions if options.move_to or options.copy_to else ():
-        _sort(Path(prediction.path), prediction.label, options)
+            write_text(options.json, predictions.as_json(moved))
 
 
-def _sort(file: Path, label: str, options: Predict) -> None:
+def _print(predictions: "Predictions", options: Predict, moved: dict[str, str] | None) -> None:
+    if options.csv == STDOUT:
+        print(predictions.as_csv(moved), end="")
+    if options.json == STDOUT:
+        print(predictions.as_json(moved), end="")
+
+
+def _sort(file: Path, label: str, options: Predict) -> Path:
     from unida.runs.sorting import sort_file
 
     is_move = options.move_to is not None
     folder = options.move_to or options.copy_to
     assert folder is not None
     with writing("--move-to" if is_move else "--copy-to", folder / label / file.name):
-        sort_file(file, label, folder, is_move)
+        return sort_file(file, label, folder, is_move)
 
 
 def _tell(predictions: "Predictions", options: Predict, run: "Run", seconds: float) -> None:

@@ -1,7 +1,7 @@
 """Answers for images that were not part of the run."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +20,7 @@ from unida.support.files import csv_text, write_text
 from unida.support.progress import progress
 
 COLUMNS = ("path", "label", "probability", "unknown_score", "skipped")
+MOVED_TO = "moved_to"  # a column more, if files are moved
 CHUNK = 256  # images decoded at a time: memory use does not grow with their number
 
 
@@ -54,20 +55,28 @@ class Predictions(list[Prediction]):
         ]
         return sorted([*rows, *((s.path, "", "", "", s.reason) for s in self.skipped)])
 
-    def as_csv(self) -> str:
-        """The rows, under a header."""
-        return csv_text([COLUMNS, *self.rows()])
+    def as_csv(self, moved: Mapping[str, str] | None = None) -> str:
+        """The rows, under a header.
 
-    def write_csv(self, path: Path) -> None:
+        Args:
+            moved: where files went, by path. It becomes a column, which is empty for files that stayed.
+        """
+        if moved is None:
+            return csv_text([COLUMNS, *self.rows()])
+        return csv_text([(*COLUMNS, MOVED_TO), *((*row, moved.get(row[0], "")) for row in self.rows())])
+
+    def write_csv(self, path: Path, moved: Mapping[str, str] | None = None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, self.as_csv())
+        write_text(path, self.as_csv(moved))
 
-    def as_json(self) -> str:
+    def as_json(self, moved: Mapping[str, str] | None = None) -> str:
         """The same for programs: "answers" and "skipped", each sorted by path."""
-        answers = [
+        answers: list[dict[str, object]] = [
             {**p._asdict(), "probability": round(p.probability, 6), "unknown_score": round(p.unknown_score, 6)}
             for p in sorted(self)
         ]
+        if moved is not None:
+            answers = [{**answer, MOVED_TO: moved.get(str(answer["path"]))} for answer in answers]
         skipped = [asdict(item) for item in sorted(self.skipped, key=lambda item: item.path)]
         return json.dumps({"answers": answers, "skipped": skipped}, indent=2) + "\n"
 
