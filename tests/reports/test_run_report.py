@@ -23,6 +23,7 @@ from unida.data.settings import UNKNOWN
 from unida.errors import UserError
 from unida.evaluation.metrics import open_set_metrics
 from unida.reports import pictures, rundata
+from unida.reports.charts import curves
 from unida.reports.run_report import report_after_run, write_run_report
 from unida.reports.rundata import RunData, command_to_repeat, read_run
 from unida.reports.thresholds import row_at, threshold_rows
@@ -179,6 +180,24 @@ def test_the_figures_are_plotlys(page: Page) -> None:
         assert Figure(_with_real_colours(figure)).data, name
     packed = gzip.decompress(base64.b64decode(page.scripts["plotly"]))
     assert b"Plotly" in packed
+
+
+def test_losses_rates_and_other_numbers_have_axes_of_their_own(page: Page) -> None:
+    figures = json.loads(page.scripts["charts"])
+    names = {name: {trace.get("name") for trace in figure["data"]} for name, figure in figures.items()}
+    assert {"closed", "total"} <= names["losses"]
+    assert names["rates"] <= {"lr_backbone", "lr_new"} and names["rates"]
+    others = [names[name] for name in figures if name.startswith("watched")]
+    assert {"words_in_use"} in others and {"pas"} in others
+    assert not names["losses"] & {name for some in (names["rates"], *others) for name in some}
+
+
+def test_small_losses_beside_large_ones_are_drawn_logarithmically() -> None:
+    lines = [{"step": 1, "a": 30.0, "b": 0.2}, {"step": 2, "a": 20.0, "b": 0.1}]
+    assert curves(lines, ["a", "b"], "loss", may_be_logarithmic=True)["layout"]["yaxis"]["type"] == "log"
+    assert "type" not in curves(lines, ["a"], "loss", may_be_logarithmic=True)["layout"]["yaxis"]
+    negative = [*lines, {"step": 3, "a": -1.0}]
+    assert "type" not in curves(negative, ["a", "b"], "loss", may_be_logarithmic=True)["layout"]["yaxis"]
 
 
 def _with_real_colours(value: object) -> object:

@@ -14,6 +14,7 @@ MOST_POINTS = 400  # of a curve: more cannot be seen
 MOST_IN_LEGEND = 24
 MOST_NAMED = 5000  # cells of a matrix that say their classes when they are pointed at
 BINS = 50
+MUCH_LARGER = 20  # times: a curve at the other's twentieth looks like zero
 
 
 def bars(names: Sequence[str], counts: Sequence[int], last_is_unknown: bool) -> Figure:
@@ -70,9 +71,16 @@ def score_histogram(scores: np.ndarray, threshold: float, is_unknown: np.ndarray
     return {"data": data, "layout": layout}
 
 
-def curves(lines: Sequence[Mapping[str, Any]], names: Sequence[str], title: str, in_percent: bool = False) -> Figure:
-    """Numbers by step."""
-    data = []
+def curves(
+    lines: Sequence[Mapping[str, Any]],
+    names: Sequence[str],
+    title: str,
+    in_percent: bool = False,
+    may_be_logarithmic: bool = False,
+    height: int = 320,
+) -> Figure:
+    """Numbers by step; on a logarithmic axis, if it may be, where the large ones would press the small ones flat."""
+    data: list[dict[str, Any]] = []
     for name in names:
         points = [(line["step"], line[name]) for line in lines if _is_number(line.get(name))]
         keep = np.unique(np.linspace(0, len(points) - 1, MOST_POINTS).round().astype(int)) if points else np.arange(0)
@@ -83,11 +91,15 @@ def curves(lines: Sequence[Mapping[str, Any]], names: Sequence[str], title: str,
                 "mode": "lines+markers" if len(points) < 30 else "lines",
                 "name": plain(name, 40),
                 "x": [points[i][0] for i in keep],
-                "y": [round(scale * points[i][1], 6) for i in keep],
+                "y": [float(f"{scale * points[i][1]:.6g}") for i in keep],
             }
         )
-    axes = {"xaxis": {"title": {"text": "step"}}, "yaxis": {"title": {"text": title}}}
-    return {"data": data, "layout": {"height": 320, "showlegend": True, **axes}}
+    values = [value for trace in data for value in trace["y"]]
+    y_axis: dict[str, Any] = {"title": {"text": plain(title, 40)}, "automargin": True}
+    if may_be_logarithmic and values and 0 < MUCH_LARGER * min(values) < max(values):
+        y_axis |= {"type": "log", "title": {"text": f"{plain(title, 40)} (logarithmic)"}}
+    axes = {"xaxis": {"title": {"text": "step"}}, "yaxis": y_axis}
+    return {"data": data, "layout": {"height": height, "showlegend": len(names) > 1, **axes}}
 
 
 def confusion(counts: np.ndarray, rows: Sequence[str], columns: Sequence[str]) -> Figure:

@@ -4,6 +4,7 @@ import base64
 import logging
 import shlex
 import time
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -34,6 +35,7 @@ from unida.training.logging import logging_to
 log = logging.getLogger("unida")
 
 REPORT = "report.html"
+WATCHED = "watched"  # begins the names of charts of a method's own numbers
 MOST_SKIPPED = 500  # rows of a table; skipped.csv has them all
 
 
@@ -71,7 +73,7 @@ def run_context(data: RunData, model: Model | None, problem: str) -> dict[str, A
     """All that the template shows."""
     gallery = choose_pictures(data)
     looked = _looked_at(data, model)
-    confusion = _confusion(data)
+    confusion, curves = _confusion(data), _curves(data)
     counts = np.bincount(data.answers, minlength=len(data.classes) + 1)
     unknown = int(counts[-1])
     return {
@@ -98,10 +100,11 @@ def run_context(data: RunData, model: Model | None, problem: str) -> dict[str, A
         "charts": {
             "answers": charts.bars([*data.classes, UNKNOWN], counts.tolist(), last_is_unknown=True),
             "scores": _score_chart(data),
-            **_curves(data),
+            **curves,
             **({"confusion": confusion} if confusion else {}),
             **({"map": looked.map.figure} if looked.map else {}),
         },
+        "watched": [name for name in curves if name.startswith(WATCHED)],
         "skipped": data.skipped[:MOST_SKIPPED],
         "num_skipped": len(data.skipped),
         "options": [(flag(name), "" if value is None else value) for name, value in flat_options(data.config).items()],
@@ -230,14 +233,18 @@ def _slider_data(data: RunData) -> dict[str, Any]:
 
 
 def _curves(data: RunData) -> dict[str, charts.Figure]:
-    """Losses by step, metrics by step and measures by step, as far as there are any."""
-    left_out = {"step", "kind", "time", "seconds"}
-    losses = [line for line in data.lines if line["kind"] != "evaluation"]
+    """Losses, learning rates, metrics and measures by step, as far as there are any."""
+    left_out = {"step", "kind", "phase", "time", "seconds"}
+    steps = [line for line in data.lines if line["kind"] != "evaluation"]
     evaluations = [line for line in data.lines if line["kind"] == "evaluation"]
     found = {}
-    names = list(dict.fromkeys(name for line in losses for name in line if name not in left_out))
-    if names:
-        found["losses"] = charts.curves(losses, names, "loss")
+    losses, rates, watched = _kinds_of_numbers(steps, left_out)
+    if losses:
+        found["losses"] = charts.curves(steps, losses, "loss", may_be_logarithmic=True)
+    if rates:
+        found["rates"] = charts.curves(steps, rates, "learning rate")
+    for number, name in enumerate(watched):  # a chart each: one is a share, another counts to hundreds
+        found[f"{WATCHED}{number}"] = charts.curves(steps, [name], name, height=240)
     measured = dict.fromkeys(name for line in evaluations for name in line if name not in left_out)
     shown = [name for name in ("hos", "known", "unknown", "auroc", "accuracy") if name in measured]
     if shown:
@@ -246,6 +253,20 @@ def _curves(data: RunData) -> dict[str, charts.Figure]:
     if others:
         found["measures"] = charts.curves(evaluations, others, "measure")
     return found
+
+
+def _kinds_of_numbers(
+    lines: Sequence[Mapping[str, Any]], left_out: Collection[str]
+) -> tuple[list[str], list[str], list[str]]:
+    """The names of losses, of learning rates, and of all else: a line has its losses first, up to their total."""
+    losses, rates, others = dict[str, None](), dict[str, None](), dict[str, None]()
+    for line in lines:
+        names = [name for name in line if name not in left_out]
+        end = names.index("total") + 1 if "total" in names else 0
+        losses |= dict.fromkeys(names[:end])
+        rates |= dict.fromkeys(name for name in names[end:] if name.startswith("lr_"))
+        others |= dict.fromkeys(name for name in names[end:] if not name.startswith("lr_"))
+    return [*losses], [*rates], [*others]
 
 
 def _confusion(data: RunData) -> charts.Figure | None:
