@@ -159,8 +159,8 @@ def test_stopped_with_spa(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ctrl_c_saves_and_says_how_to_continue(place: Path, whole: Path) -> None:
-    run = place / "stopped"
-    process = Forked(arguments(place, "stopped"))
+    run = place / "ctrl c"
+    process = Forked(arguments(place, run.name))
     wait_for(lambda: lines_written(run) >= 5, process)
     process.send(signal.SIGINT)
     assert process.end() == 130, process.printed
@@ -169,7 +169,7 @@ def test_ctrl_c_saves_and_says_how_to_continue(place: Path, whole: Path) -> None
     step = saved_step(run)
     assert 4 <= step < STEPS
     assert f"stopped after step {step} of {STEPS}; the run is saved." in errors
-    assert f"Continue with: unida adapt --out {run} --resume" in errors
+    assert f"Continue with: unida adapt --out '{run}' --resume" in errors
     assert resume(run) == 0
     assert_same_end(run, whole)
 

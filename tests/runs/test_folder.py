@@ -49,3 +49,9 @@ def test_a_folder_without_a_finished_run_is_named(tmp_path: Path, kind: str) -> 
         make_run(place / "one", finished=False)
     with pytest.raises(UserError, match=f"{place} holds no finished run: give the folder of a run"):
         find_runs([make_run(tmp_path / "good"), place])
+
+
+def test_a_command_to_paste_is_quoted(tmp_path: Path) -> None:
+    begun = make_run(tmp_path / "ctrl c", finished=False)
+    with pytest.raises(UserError, match=f"continue with unida adapt --out '{begun}' --resume"):
+        find_runs([begun])

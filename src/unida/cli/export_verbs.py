@@ -1,6 +1,7 @@
 """The commands that put a finished run to use: answers for other images, and the run as one file."""
 
 import os
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -224,4 +225,4 @@ def export(arguments: list[str]) -> None:
     for written in load(options.run).export(options.onnx, options.torch_export, options.alone):
         print(written.note())
     if options.onnx is not None:
-        print(f"run it: python {options.onnx.with_suffix('.py')} PICTURES > answers.csv")
+        print(f"run it: python {shlex.quote(str(options.onnx.with_suffix('.py')))} PICTURES > answers.csv")

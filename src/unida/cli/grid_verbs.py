@@ -43,7 +43,8 @@ def grid(arguments: list[str]) -> None:
     failed = [record for record in records if record["status"] == "failed"]
     if options.dry_run or options.engine == "slurm-script":
         return
-    show(f"results are in {options.out}/results.csv; draw the table with: unida table {options.out}")
+    table_command = shlex.join(["unida", "table", str(options.out)])
+    show(f"results are in {options.out}/results.csv; draw the table with: {table_command}")
     if failed:
         print(f"{len(failed)} run(s) failed; give the same command to try them again:", file=sys.stderr)
         for record in failed:

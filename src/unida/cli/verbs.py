@@ -1,6 +1,7 @@
 """The commands. Each parses its arguments, calls the library and prints. Torch is imported only after all checks."""
 
 import re
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,7 @@ def adapt(arguments: list[str]) -> None:
         config = keep_saved(config, saved, given)
     refuse_folder(check(config))
     out = config.output.out
-    with saying_how_to_continue(f"unida adapt --out {out} --resume", out):
+    with saying_how_to_continue(shlex.join(["unida", "adapt", "--out", str(out), "--resume"]), out):
         from unida.reports.run_report import report_after_run  # imports torch: only after all checks
         from unida.runs.pipeline import execute
 
@@ -101,7 +102,7 @@ def demo(arguments: list[str]) -> None:
     description = "Source-only, OVANet and OVANet+SPA, side by side, on generated pictures."
     options = parse(Demo, "unida demo", arguments, description)
     first_run = options.out / "source-only"
-    with saying_how_to_continue(f"unida demo {' '.join(arguments)}".rstrip(), first_run):
+    with saying_how_to_continue(shlex.join(["unida", "demo", *arguments]), first_run):
         from unida.reports.run_report import report_after_run
         from unida.runs.demo import run_demo
 

@@ -140,8 +140,9 @@ def _write_script(options: GridOptions, grid: Grid, tasks: list[Task], out: Path
 
     todo = [task for task in tasks if not task.is_finished]
     if todo:
+        quoted = shlex.quote(str(out))
         script = shlex.quote(str(write_script(todo, out, options.cpus_per_run, options.gpus_per_run or 0)))
-        show(f"wrote {script}: hand it in with `sbatch {script}`, then draw the table with `unida table {out}`")
+        show(f"wrote {script}: hand it in with `sbatch {script}`, then draw the table with `unida table {quoted}`")
     else:
         show("all runs are finished: there is nothing to hand in")
     return list(collect(plan(grid, out), out).values())

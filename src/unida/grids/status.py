@@ -1,6 +1,7 @@
 """`unida grid status DIR`: how far a grid is, from another terminal."""
 
 import json
+import shlex
 import time
 from pathlib import Path
 
@@ -20,7 +21,7 @@ def status_lines(out: Path) -> list[str]:
     status = read_status(out)
     driver = status.get("driver")
     if done == len(tasks):
-        return [*lines, f"finished; draw the table with: unida table {out}"]
+        return [*lines, f"finished; draw the table with: unida table {shlex.quote(str(out))}"]
     if not driver or not is_claimed(out):
         return [*lines, f"nobody is working there: give the command again for the other {len(tasks) - done}"]
     lines += [f"  running: {_running(run)}" for run in status.get("running", [])]

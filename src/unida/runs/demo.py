@@ -1,6 +1,7 @@
 """`unida demo`: generated pictures, three methods and one table, in minutes."""
 
 import logging
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,8 @@ def run_demo(out: Path, steps: int, seed: int) -> list[Path]:
     print(f"\npictures: {sheet}")
     for name, folder in runs.items():
         print(f"{name}: {folder} (predictions.csv, metrics.json, config.yaml, checkpoint/, TensorBoard events)")
-    print(f"\nnext: unida predict {folder} {folders.target} --csv answers.csv")
+    command = ["unida", "predict", str(folder), str(folders.target), "--csv", "answers.csv"]
+    print(f"\nnext: {shlex.join(command)}")
     return list(runs.values())
 
 

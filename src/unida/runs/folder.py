@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import os
+import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -54,7 +55,8 @@ def refuse_unfinished(folder: Path) -> None:
     if not (folder / "config.yaml").exists():
         raise UserError(f"{folder} is not the folder of a run: it has no config.yaml")
     if not is_finished(folder):
-        raise UserError(f"the run in {folder} is not finished: continue with unida adapt --out {folder} --resume")
+        command = shlex.join(["unida", "adapt", "--out", str(folder), "--resume"])
+        raise UserError(f"the run in {folder} is not finished: continue with {command}")
 
 
 def refuse_link(folder: Path) -> None:

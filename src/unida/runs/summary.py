@@ -5,6 +5,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
+from shlex import quote
 from types import MappingProxyType
 from typing import Any
 
@@ -137,7 +138,7 @@ def read_metrics(folder: Path, alone: bool = False) -> dict[str, float | None] |
         if alone and metrics is not None:
             metrics = content["alone"]["method"]
     except (OSError, ValueError, AttributeError, LookupError) as error:
-        raise UserError(f"{path} is damaged: measure again with unida evaluate {folder}") from error
+        raise UserError(f"{path} is damaged: measure again with unida evaluate {quote(str(folder))}") from error
     return metrics
 
 
