@@ -48,7 +48,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_finds_images_and_says_why_not_the_rest(tmp_path: Path) -> None:
     write(
         tmp_path,
-        {"cat/a.JPG": "a", "cat/deep/er/b.png": "bb", "c.webp": "", "cat/notes.txt": "x", "LICENSE": "x"},
+        {"cat/a.JPG": "a", "cat/deep/er/b.png": "bb", "c.webp": "", "cat/notes.txt": "x", "LICENSE": "x", "d.gif": "x"},
     )
     write(tmp_path, {".hidden/d.jpg": "d", "cat/.e.jpg": "e"})
     files, skipped = scan(tmp_path)
@@ -62,6 +62,7 @@ def test_finds_images_and_says_why_not_the_rest(tmp_path: Path) -> None:
     assert {(s.path, s.reason) for s in skipped} == {
         (str(tmp_path / "cat/notes.txt"), "not an image file: .txt"),
         (str(tmp_path / "LICENSE"), "not an image file: no suffix"),
+        (str(tmp_path / "d.gif"), "a picture in a format that is not read (.gif): convert it to jpg or png"),
     }
 
 

@@ -37,11 +37,12 @@ def add_bad_files(folder: Path) -> dict[str, str]:
     sound = picture(folder / "sound.png", len(folder.parts)).read_bytes()
     (folder / "sound.png").unlink()
     files = {
-        "truncated.png": (sound[: len(sound) // 2], "truncated or damaged"),
+        "truncated.png": (sound[: len(sound) // 2], "truncated"),
         "empty.jpg": (b"", "empty file"),
         "text.jpg": (b"this is no picture", "not an image"),
         "bomb.png": (bomb(), "too many pixels"),
         "notes.txt": (b"this is no picture", "not an image file: .txt"),
+        "phone.HEIC": (b"not read", "a picture in a format that is not read (.HEIC): convert it to jpg or png"),
     }
     for name, (content, _) in files.items():
         (folder / name).write_bytes(content)
@@ -75,7 +76,7 @@ def test_bad_files_are_skipped_counted_and_listed(work: Path, adapt_words: Adapt
     log = (run / "log.txt").read_text()
     assert "source: 16 images of 4 classes; target: 20 images" in log
     for side in ("source", "target"):
-        assert f"skipped 5 file(s) of the {side}:" in log
+        assert f"skipped 6 file(s) of the {side}:" in log
     for path in (*of_source, *of_target):
         assert f"  {path}: " in log
 
@@ -88,7 +89,7 @@ def test_bad_files_are_skipped_counted_and_listed(work: Path, adapt_words: Adapt
     answer = cli(["predict", run, work / "target", "--csv", "answers.csv"])
     assert answer.code == 0
     answers = rows_of(work / "answers.csv")
-    assert len(answers) == 25
+    assert len(answers) == 26
     assert_listed({row["path"]: row["skipped"] for row in answers if row["skipped"]}, of_target)
     assert answer.out.startswith("20 images, ")
     for path in of_target:

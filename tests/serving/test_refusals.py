@@ -37,7 +37,7 @@ PART = b'--x\r\nContent-Disposition: form-data; name="images"; filename="a.png"\
 REFUSED: dict[str, tuple[int, str, dict[str, Any]]] = {
     "text": (422, "a.png: not an image", {"files": one(b"hello")}),
     "empty": (422, "a.png: empty file", {"files": one(b"")}),
-    "cut": (422, "a.png: truncated or damaged", {"files": one(picture((60, 60))[:60])}),
+    "cut": (422, "a.png: truncated", {"files": one(picture((60, 60))[:60])}),
     "svg": (422, "not an image", {"files": one(b"<svg xmlns='http://www.w3.org/2000/svg'/>", "a.svg")}),
     "bomb": (422, "too many pixels (more than 1,000,000)", {"files": one(picture((1001, 1000)))}),
     "large": (413, "a.png: has more than 0.03 MB", {"files": one(bytes(30_001))}),

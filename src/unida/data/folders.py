@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from unida.data.images import has_image_suffix, os_reason
+from unida.data.images import has_image_suffix, os_reason, why_no_image
 from unida.errors import UserError
 from unida.support.files import written_aside
 
@@ -188,7 +188,7 @@ def _walk(root: Path) -> tuple[list[_Found], list[Skipped]]:
 
 def _look_at(path: Path, relative: str) -> _Found | Skipped:
     if not has_image_suffix(path):
-        return Skipped(str(path), f"not an image file: {path.suffix or 'no suffix'}")
+        return Skipped(str(path), why_no_image(path))
     try:
         status = path.stat()
     except OSError as error:

@@ -9,6 +9,12 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff"})
 
+# Pictures that are not read, to tell them from other files.
+OF_PHONES_AND_THE_WEB = (".heic", ".heif", ".avif", ".jxl", ".gif", ".svg", ".ico", ".jfif", ".jpe", ".jp2")
+OF_CAMERAS = (".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2", ".raw")
+OF_PROGRAMS = (".psd", ".xcf", ".eps", ".tga", ".ppm", ".pgm", ".pbm")
+OTHER_PICTURES = frozenset({*OF_PHONES_AND_THE_WEB, *OF_CAMERAS, *OF_PROGRAMS})
+
 ResizeMode = Literal["squash", "short"]
 
 # Pillow's own default for "possibly a decompression bomb". Pillow only warns from here to twice as much, and
@@ -29,6 +35,13 @@ class BadImage(Exception):
 def has_image_suffix(path: Path) -> bool:
     """Whether the name ends like a picture's, in upper or lower case."""
     return path.suffix.lower() in IMAGE_SUFFIXES
+
+
+def why_no_image(path: Path) -> str:
+    """Why a file without an image's suffix is left out."""
+    if path.suffix.lower() in OTHER_PICTURES:
+        return f"a picture in a format that is not read ({path.suffix}): convert it to jpg or png"
+    return f"not an image file: {path.suffix or 'no suffix'}"
 
 
 def os_reason(error: OSError) -> str:
@@ -75,7 +88,10 @@ def decode_rgb(stream: BinaryIO, at_least: int | None = None, most_pixels: int =
     except UnidentifiedImageError as error:
         raise BadImage("not an image, or damaged from its first bytes") from error
     except Exception as error:  # decoders raise nearly anything on damaged bytes; one file must not end a run
-        raise BadImage(f"truncated or damaged: {_one_line(error)}") from error
+        reason = _one_line(error)
+        if "file is truncated" in reason:  # Pillow's words, with a number of bytes that says nothing
+            raise BadImage("truncated") from error
+        raise BadImage(f"truncated or damaged: {reason}") from error
 
 
 def resize(image: Image.Image, mode: ResizeMode, size: int) -> np.ndarray:
