@@ -22,8 +22,8 @@ from unida.config import check, complete, config_class, fingerprint_of, load_con
 from unida.data.settings import UNKNOWN
 from unida.errors import UserError
 from unida.evaluation.metrics import open_set_metrics
-from unida.reports import pictures, rundata
-from unida.reports.charts import curves
+from unida.reports import charts, pictures, rundata
+from unida.reports.charts import COLOURS, curves, feature_map
 from unida.reports.run_report import report_after_run, write_run_report
 from unida.reports.rundata import RunData, command_to_repeat, read_run
 from unida.reports.thresholds import row_at, threshold_rows
@@ -198,6 +198,20 @@ def test_small_losses_beside_large_ones_are_drawn_logarithmically() -> None:
     assert "type" not in curves(lines, ["a"], "loss", may_be_logarithmic=True)["layout"]["yaxis"]
     negative = [*lines, {"step": 3, "a": -1.0}]
     assert "type" not in curves(negative, ["a", "b"], "loss", may_be_logarithmic=True)["layout"]["yaxis"]
+
+
+def test_many_classes_differ_by_colour_or_shape_on_the_map() -> None:
+    classes = 3 * COLOURS
+    plane, answers = np.zeros((classes, 2)), np.arange(classes)
+    names = [*map(str, range(classes)), UNKNOWN]
+    drawn = feature_map(plane, np.zeros(classes, dtype=bool), answers, names, names)["data"]
+    colours = [int(trace["marker"]["color"].removeprefix("@class")) % COLOURS for trace in drawn]
+    shapes = [trace["marker"]["symbol"] for trace in drawn]
+    assert len(set(zip(colours, shapes, strict=True))) == classes
+    script = (Path(charts.__file__).parent / "templates" / "report.js").read_text()
+    for scheme in ("light", "dark"):
+        listed = next(line for line in script.splitlines() if line.strip().startswith(f"{scheme}: ["))
+        assert listed.count("#") == COLOURS
 
 
 def _with_real_colours(value: object) -> object:

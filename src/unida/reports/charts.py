@@ -14,6 +14,8 @@ MOST_POINTS = 400  # of a curve: more cannot be seen
 MOST_IN_LEGEND = 24
 MOST_NAMED = 5000  # cells of a matrix that say their classes when they are pointed at
 BINS = 50
+COLOURS = 10  # of classes, in report.js
+SHAPES = ("circle", "square", "diamond", "triangle-up", "star", "cross", "x", "hexagram")
 MUCH_LARGER = 20  # times: a curve at the other's twentieth looks like zero
 
 
@@ -98,7 +100,7 @@ def curves(
     y_axis: dict[str, Any] = {"title": {"text": plain(title, 40)}, "automargin": True}
     if may_be_logarithmic and values and 0 < MUCH_LARGER * min(values) < max(values):
         y_axis |= {"type": "log", "title": {"text": f"{plain(title, 40)} (logarithmic)"}}
-    axes = {"xaxis": {"title": {"text": "step"}}, "yaxis": y_axis}
+    axes = {"xaxis": {"title": {"text": "step", "standoff": 8}, "automargin": True}, "yaxis": y_axis}
     return {"data": data, "layout": {"height": height, "showlegend": len(names) > 1, **axes}}
 
 
@@ -125,7 +127,8 @@ def confusion(counts: np.ndarray, rows: Sequence[str], columns: Sequence[str]) -
     def axis(names: Sequence[str], title: str) -> dict[str, Any]:
         shown = range(0, len(names), max(1, len(names) // 60))
         ticks = {"tickvals": [*shown], "ticktext": [plain(names[i], 20) for i in shown], "showgrid": False}
-        return {**ticks, "title": {"text": title}, "automargin": True, "zeroline": False}
+        beside = {"text": title, "standoff": 12}  # from the names, however long they are
+        return {**ticks, "title": beside, "automargin": True, "zeroline": False}
 
     layout = {
         "height": 160 + size * len(rows),
@@ -140,12 +143,15 @@ def feature_map(
 ) -> Figure:
     """A point for each image: the source hollow, in the colour of its class; the target full, in that of its answer.
 
+    More classes than colours differ by shape.
+
     Args:
         plane: (N, 2).
         answers: (N,) ids in `names`; the last is "unknown".
         titles: of each image, to show beside its picture.
     """
     colours = [f"@class{i}" for i in range(len(names) - 1)] + ["@unknown"]
+    shapes = [SHAPES[i // COLOURS % len(SHAPES)] for i in range(len(names) - 1)] + [SHAPES[0]]
     tiles = np.arange(len(plane))
 
     def trace(rows: np.ndarray, name: str, **marker: Any) -> dict[str, Any]:
@@ -164,10 +170,12 @@ def feature_map(
     data = []
     if len(source):
         of_source = [colours[answers[i]] for i in source]
-        data.append(trace(source, "source images", color=of_source, symbol="circle-open"))
+        data.append(
+            trace(source, "source images", color=of_source, symbol=[f"{shapes[answers[i]]}-open" for i in source])
+        )
     for answer in np.unique(answers[~is_source]):
         rows = np.flatnonzero(~is_source & (answers == answer))
-        data.append(trace(rows, str(names[answer]), color=colours[answer]))
+        data.append(trace(rows, str(names[answer]), color=colours[answer], symbol=shapes[answer]))
     bare = {"showticklabels": False, "zeroline": False, "title": {"text": ""}}
     return {
         "data": data,

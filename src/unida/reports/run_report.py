@@ -303,7 +303,7 @@ def _largest_confusions(data: RunData, most: int = 15) -> list[tuple[str, str, i
 
 
 def _per_class(data: RunData) -> list[tuple[str, str, int, str, str]]:
-    kinds = {"source": "of the source", "unknown": "all unknown together", "private": "of the target alone"}
+    kinds = {"source": "source", "unknown": "all\N{NO-BREAK SPACE}unknown", "private": "target\N{NO-BREAK SPACE}only"}
     return [
         (row["name"], kinds[row["kind"]], row["n"], percent(row["recall"]), percent(row["precision"]))
         for row in data.metrics.get("per_class", [])

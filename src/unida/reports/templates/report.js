@@ -6,19 +6,23 @@ const failed = (error) => { console.error(error); document.querySelectorAll(".ch
 
 /* Charts. Colours are the page's own; they change with light, dark and paper. */
 const figures = json("charts") || {};
-const CLASS_COLOURS = 20;
+const CLASS_COLOURS = { /* told apart at a glance, and none of them the orange of "unknown" */
+  light: ["#1f5fd6", "#1a9641", "#d01c1c", "#7b2fbe", "#7a4a21", "#e75fb5", "#17b3c4", "#8f9400", "#14233c", "#8a8f98"],
+  dark: ["#6ea2ff", "#3fce6f", "#ff6b63", "#b98cff", "#b98a5e", "#ff9bd8", "#4fdcea", "#d6d64a", "#f2f4f8", "#8f98a6"],
+};
 function colour(name) {
   const style = getComputedStyle(document.documentElement);
   const own = name.match(/^@class(\d+)$/);
   if (own) {
-    const place = Number(own[1]) % CLASS_COLOURS;
-    return `hsl(${(place * 137.5) % 360} ${place % 2 ? 45 : 70}% ${isDark() ? 66 : 44}%)`;
+    const all = CLASS_COLOURS[isDark() ? "dark" : "light"];
+    return all[Number(own[1]) % all.length];
   }
   if (name === "@scale") { return [[0, style.getPropertyValue("--paper").trim()], [1, style.getPropertyValue("--known").trim()]]; }
   return style.getPropertyValue(`--${name.slice(1)}`).trim();
 }
 let onPaper = false;
 const darkMedia = matchMedia("(prefers-color-scheme: dark)");
+const narrowMedia = matchMedia("(max-width: 640px)");
 function isDark() { return darkMedia.matches && !onPaper; }
 function coloured(value) {
   if (typeof value === "string") { return value.startsWith("@") && /^@(known|unknown|ink|scale|class\d+)$/.test(value) ? colour(value) : value; }
@@ -39,8 +43,13 @@ function themed(figure) {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: { l: 56, r: 24, t: 16, b: 48 },
     font: { color: ink, family: "system-ui, Segoe UI, Roboto, sans-serif", size: 12 },
     legend: { orientation: "v", font: { size: 11 } }, hoverlabel: { align: "left" },
-    colorway: Array.from({ length: CLASS_COLOURS }, (_, place) => colour(`@class${place}`)),
+    colorway: CLASS_COLOURS[isDark() ? "dark" : "light"],
   };
+  if (narrowMedia.matches && layout.showlegend) { /* beside the chart, it would leave a strip of it */
+    const entries = data.filter((trace) => trace.showlegend !== false).length;
+    layout.legend = { orientation: "h", font: { size: 11 }, yref: "container", y: 0, yanchor: "bottom" };
+    layout.height += 20 * Math.ceil(entries / 2);
+  }
   return { data, layout };
 }
 function drawAll() {
@@ -59,6 +68,7 @@ async function start() {
   await drawAll();
   showTiles();
   darkMedia.addEventListener("change", drawAll);
+  narrowMedia.addEventListener("change", drawAll);
   addEventListener("beforeprint", () => { onPaper = true; document.querySelectorAll("details").forEach((one) => { one.open = true; }); drawAll(); });
   addEventListener("afterprint", () => { onPaper = false; drawAll(); });
   document.documentElement.dataset.ready = "yes";
