@@ -133,7 +133,14 @@ def copied_target(work: Path) -> Options:
     return {"--target": "copy", "--duplicates": "drop"}
 
 
+def two_copies(work: Path) -> Options:
+    for seed, name in enumerate(("star", "house")):
+        shutil.copy(picture(work / "source" / name / "one.png", seed), work / "source" / name / "two.png")
+    return {}
+
+
 COPIES: list[Case] = [
+    (two_copies, ("same picture (and 1 more such picture):", "--duplicates drop")),
     (copies_in_a_class, ("star/one.png", "star/two.png", "same picture", "--duplicates drop")),
     (copies_in_two_classes, ("star/one.png", "house/two.png", "same picture", "--duplicates drop")),
     (copies_in_both_folders, ("source/star/one.png", "target/star/two.png", "same picture", "--duplicates keep")),

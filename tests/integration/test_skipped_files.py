@@ -150,7 +150,23 @@ def test_copies_are_dropped_or_kept_on_demand(
     answer = cli(words)
     assert answer.code == 0, answer.err
     assert f"source: {files['source']} images of 4 classes; target: {files['target']} images" in answer.err
+    assert ("dropped 1 copy of another file" in answer.err) is bool(lost)
     run = work / "runs/deep/one"
+    copies = [row for row in rows_of(run / "skipped.csv") if row["reason"].startswith("copy of ")]
+    assert len(copies) == lost
+    for row in copies:
+        original = Path(row["reason"].removeprefix("copy of "))
+        assert Path(row["path"]).read_bytes() == original.read_bytes() and row["path"] != str(original)
     # Evaluation looks at the same images as the run did.
     assert cli(["evaluate", run, "--json", "again.json"]).code == 0
     assert count_in_json(work / "again.json") == count_in_json(run / "metrics.json") == files["target"]
+
+
+@pytest.mark.parametrize("command", ["adapt", "check"])
+def test_a_source_folder_without_images_is_named(command: str, work: Path, adapt_words: AdaptWords, cli: Any) -> None:
+    (work / "source" / "moon").mkdir()
+    (work / "source" / ".hidden").mkdir()
+    answer = cli([command, *adapt_words({})[1:]])
+    assert answer.code == 0, answer.err
+    assert "source: folder 'moon' holds no image that is read, so it is no class\n" in answer.err
+    assert answer.err.count("so it is no class") == 1

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +34,7 @@ class Source:
     labels: np.ndarray  # (N,) int64, ids 0…C−1
     classes: tuple[str, ...]  # name of each id
     skipped: tuple[Skipped, ...] = ()
+    copies: tuple[Skipped, ...] = ()  # that --duplicates drop left out
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Target:
 
     pixels: Pixels
     skipped: tuple[Skipped, ...] = ()
+    copies: tuple[Skipped, ...] = ()  # as above
 
 
 def open_domains(options: DataOptions, visible: bool = True) -> tuple[Source, Target]:
@@ -61,16 +63,18 @@ def open_domains(options: DataOptions, visible: bool = True) -> tuple[Source, Ta
     target = open_target(options, visible)
     source_pixels = _only(source_files, _open(all_source, "source", options, visible))
     _refuse_lost_classes(source_files, source_pixels.files, options)
-    count = len(source_pixels) + len(target.pixels)
-    source_pixels, target_pixels = _apply_duplicates(source_pixels, target.pixels, options)
+    copies = _copies(source_pixels, target.pixels, options)
+    source_pixels, source_copies = _without_copies(source_pixels, copies)
+    target_pixels, target_copies = _without_copies(target.pixels, copies)
     _refuse_dropped_whole(source_files, source_pixels, target_pixels, options)
     classes, labels = labelled_by_folder(source_pixels.files)
     _refuse_thin_classes(classes, labels, options)
-    if dropped := count - len(source_pixels) - len(target_pixels):
-        log.info("dropped %d copies of other files", dropped)
+    _warn_of_empty_classes(options.source, all_source)
+    if copies:
+        log.info("dropped %s", "1 copy of another file" if len(copies) == 1 else f"{len(copies)} copies of other files")
     return (
-        Source(source_pixels, labels, tuple(classes), (*source_skipped, *source_pixels.skipped)),
-        Target(target_pixels, target.skipped),
+        Source(source_pixels, labels, tuple(classes), (*source_skipped, *source_pixels.skipped), source_copies),
+        Target(target_pixels, target.skipped, target_copies),
     )
 
 
@@ -186,27 +190,38 @@ def _refuse_same_folder(source: Path, target: Path) -> None:
         raise UserError(f"--source {source} and --target {target} lie one inside the other: move them apart")
 
 
-def _apply_duplicates(source: Pixels, target: Pixels, options: DataOptions) -> tuple[Pixels, Pixels]:
-    """Apply --duplicates. The first of several copies is kept: the source's before the target's.
+def _warn_of_empty_classes(source: Path, files: Sequence[ImageFile]) -> None:
+    """A folder that was made and forgotten looks like a class, and is none."""
+    folders = {name for name in os.listdir(source) if not name.startswith(".") and os.path.isdir(source / name)}
+    for name in sorted(folders - {class_of(file) for file in files}):
+        log.warning("source: folder %r holds no image that is read, so it is no class", name)
+
+
+def _copies(source: Pixels, target: Pixels, options: DataOptions) -> dict[Path, ImageFile]:
+    """The files to drop, and what each is a copy of. The first one is kept: the source's before the target's.
 
     Done after decoding: files without a picture (all empty files are equal) are no duplicates.
     """
     groups = find_duplicates([*source.files, *target.files])
     if not groups or options.duplicates == "keep":
-        return source, target
+        return {}
     if options.duplicates == "error":
         first, second = groups[0][0], groups[0][1]
-        more = f" (and {len(groups) - 1} more such pictures)" if len(groups) > 1 else ""
+        others = len(groups) - 1
+        more = f" (and {others} more such {'picture' if others == 1 else 'pictures'})" if others else ""
         raise UserError(
             f"{first.path} and {second.path} are the same picture{more}: "
             "delete the copies, or pass --duplicates drop or --duplicates keep"
         )
-    copies = {file.path for group in groups for file in group[1:]}
+    return {file.path: group[0] for group in groups for file in group[1:]}
 
-    def without_copies(pixels: Pixels) -> Pixels:
-        return pixels.subset(np.array([file.path not in copies for file in pixels.files], dtype=bool))
 
-    return without_copies(source), without_copies(target)
+def _without_copies(pixels: Pixels, copies: Mapping[Path, ImageFile]) -> tuple[Pixels, tuple[Skipped, ...]]:
+    dropped = [file.path for file in pixels.files if file.path in copies]
+    if not dropped:
+        return pixels, ()
+    kept = pixels.subset(np.array([file.path not in copies for file in pixels.files], dtype=bool))
+    return kept, tuple(Skipped(str(path), f"copy of {copies[path].path}") for path in dropped)
 
 
 def _refuse_lost_classes(scanned: Sequence[ImageFile], readable: Sequence[ImageFile], options: DataOptions) -> None:

@@ -1,5 +1,6 @@
 """A run from options to answers: data, training, evaluation, in this order."""
 
+import itertools
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -325,7 +326,8 @@ class _Run:
         named = name_answers(answers, pixels, domains.source.classes)
         Predictions(named, unread).write_csv(self.folder / "predictions.csv")
         show_answers([(p.path, p.label) for p in named], self.folder / "answers.png")
-        write_skipped(self.folder / "skipped.csv", {*domains.source.skipped, *domains.target.skipped, *unread})
+        left_out = (domains.source.skipped, domains.target.skipped, domains.source.copies, domains.target.copies)
+        write_skipped(self.folder / "skipped.csv", {*unread, *itertools.chain(*left_out)})
 
 
 def open_stream(fabric: Fabric, method: Method, domains: Domains, inputs: Inputs, config: Config) -> BatchStream:
