@@ -19,7 +19,7 @@ from unida.data.settings import UNKNOWN
 from unida.errors import UserError
 from unida.export.graph import AnsweringGraph
 from unida.export.options import SCRIPT
-from unida.export.parity import Expected, compare, expect, pictures
+from unida.export.parity import TOLERANCE, Apart, Expected, compare, expect, pictures
 from unida.methods.base import Method
 from unida.runs.modelfile import ModelInfo
 from unida.support.files import write_text, written_aside
@@ -35,12 +35,15 @@ class Written:
 
     path: Path
     images: int
-    apart: float  # the largest difference of a score
+    apart: Apart
 
     def note(self) -> str:
         """A line for people."""
         size = self.path.stat().st_size / 2**20
-        same = f"on {self.images} images it answers as unida predict does, scores within {self.apart:.0e}"
+        same = f"on {self.images} images it answers as unida predict does, scores within {TOLERANCE:g}"
+        if self.apart.excused:
+            same += f", but for {self.apart.excused} image(s) with up to {self.apart.most:.4f}: there, "
+            same += "the last bits of the pixels change torch's own scores too"
         return f"wrote {self.path}, {size:.1f} MiB: {same}"
 
 

@@ -4,6 +4,7 @@ import csv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -94,8 +95,15 @@ def _moved(answers: Answers, others: Sequence[Answers]) -> np.ndarray:
     return moved.numpy()
 
 
-def compare(expected: Expected, label: np.ndarray, probability: np.ndarray, unknown: np.ndarray, what: str) -> float:
-    """The largest difference of a score; a UserError if answers differ. Arrays have a row per picture.
+class Apart(NamedTuple):
+    """How far an exported model's scores are from those of `unida predict`."""
+
+    most: float  # the largest difference
+    excused: int  # images whose scores differ by more than TOLERANCE, as torch's own do
+
+
+def compare(expected: Expected, label: np.ndarray, probability: np.ndarray, unknown: np.ndarray, what: str) -> Apart:
+    """The differences of scores; a UserError if answers differ. Arrays have a row per picture.
 
     A score may differ more only where torch's own does if pixels are off in their last bits.
     """
@@ -113,4 +121,4 @@ def compare(expected: Expected, label: np.ndarray, probability: np.ndarray, unkn
             f"{what} does not answer as unida predict does: of {len(apart)} images, {refused} have another label and "
             f"{many} a score that differs by more than {TOLERANCE:g} (at most {apart.max():.1e}); nothing was written"
         )
-    return float(apart.max())
+    return Apart(float(apart.max()), int((apart > TOLERANCE).sum()))

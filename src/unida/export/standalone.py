@@ -69,14 +69,46 @@ def files(given: Sequence[str]) -> list[Path]:
     """The given files, and the pictures in the given folders."""
     found: list[Path] = []
     for path in map(Path, given):
-        inside = sorted(path.rglob("*")) if path.is_dir() else [path]
-        found += [file for file in inside if file == path or file.suffix.lower() in SUFFIXES]
+        found += sorted(inside(path)) if path.is_dir() else [path]
     return found
 
 
+def inside(folder: Path, above: tuple[tuple[int, int], ...] = ()) -> Iterator[Path]:
+    """Pictures below a folder. Links are followed, except back to a folder above them; hidden names are left out."""
+    try:
+        status, paths = folder.stat(), list(folder.iterdir())
+    except OSError:
+        yield folder  # it will be listed as skipped, with the reason
+        return
+    if (status.st_dev, status.st_ino) in above:
+        return
+    for path in paths:
+        if path.name.startswith("."):
+            continue
+        if path.is_dir():
+            yield from inside(path, (*above, (status.st_dev, status.st_ino)))
+        elif path.suffix.lower() in SUFFIXES and (path.is_file() or not path.exists()):  # a pipe would wait forever
+            yield path
+
+
+def complaint(given: Sequence[str], model: Path) -> str | None:
+    """What is wrong with the arguments; an empty text if the usage says it all, None if nothing is wrong."""
+    wrong = next((path for path in given if not Path(path).exists()), None)
+    if not given or {"-h", "--help"} & set(given):
+        return ""
+    if wrong is not None:
+        return f"{wrong}: no such file or folder\n"
+    return None if model.is_file() else f"{model}: no such file; the model must lie beside this script\n"
+
+
 if __name__ == "__main__":
+    model = Path(__file__).with_suffix(".onnx")
+    if (told := complaint(sys.argv[1:], model)) is not None:
+        usage = f"usage: python {Path(__file__).name} PICTURE_OR_FOLDER [PICTURE_OR_FOLDER …] > answers.csv"
+        print(f"{told}{usage}", file=sys.stderr)
+        sys.exit(0 if {"-h", "--help"} & set(sys.argv[1:]) else 2)
     out = csv.writer(sys.stdout)
     out.writerow(["path", "label", "probability", "unknown_score", "skipped"])
-    for path, label, probability, unknown, reason in answers(Path(__file__).with_suffix(".onnx"), files(sys.argv[1:])):
+    for path, label, probability, unknown, reason in answers(model, files(sys.argv[1:])):
         numbers = ["", ""] if reason else [f"{probability:.4f}", f"{unknown:.4f}"]
         out.writerow([path, label, *numbers, reason])
