@@ -164,7 +164,7 @@ CLUSTERS = "analyze clusters run"
             "flat_evaluation",
             "evaluate run --target flat",
             "one.png lies in no class folder of flat",
-            "move it into one",
+            "move it into one, or name a folder that has one sub-folder per class with --target DIR",
             after=flat_folder,
         ),
         case(

@@ -16,6 +16,8 @@ from unida.data.pairs import benchmark_pair
 from unida.data.pixels import Pixels
 from unida.errors import UserError, printable
 
+WITHOUT_LABELS = "adapt without --target-labels"  # the way out if images lie in no class folder, and are to stay there
+
 log = logging.getLogger("unida")
 
 
@@ -40,11 +42,13 @@ def read_truth(
     classes: tuple[str, ...],
     visible: bool = True,
     part: Part = "evaluate",
+    way_out: str = WITHOUT_LABELS,
 ) -> Truth | None:
     """The truth of a benchmark's target, of a labelled target folder if `--target-labels` is set, or None.
 
     Args:
         part: of a benchmark that evaluates on other images than it adapts on.
+        way_out: what to tell instead of `WITHOUT_LABELS`.
     """
     pair = benchmark_pair(options)
     if pair is not None:
@@ -53,7 +57,7 @@ def read_truth(
     elif options.target_labels:
         assert target is not None
         pixels, skipped = target.pixels, target.skipped
-        names = [_folder_of(file.relative, options) for file in pixels.files]
+        names = [_folder_of(file.relative, options, way_out) for file in pixels.files]
     else:
         return None
     if not set(names) & set(classes):
@@ -87,7 +91,8 @@ def read_truth_of_run(
         truth = read_truth(options, None, classes, visible)
     else:
         target = _own_target(options, visible) if folder is None else open_target(options, visible)
-        truth = read_truth(replace(options, target_labels=True), target, classes, visible)
+        way_out = "name a folder that has one sub-folder per class with --target DIR"
+        truth = read_truth(replace(options, target_labels=True), target, classes, visible, way_out=way_out)
     assert truth is not None  # labels were asked for
     return truth
 
@@ -129,11 +134,11 @@ def read_class_names(options: DataOptions, paths: Iterable[str]) -> dict[str, st
     return {path: _folder_of(Path(path).relative_to(options.target).as_posix(), options) for path in inside}
 
 
-def _folder_of(relative: str, options: DataOptions) -> str:
+def _folder_of(relative: str, options: DataOptions, way_out: str = WITHOUT_LABELS) -> str:
     parts = PurePosixPath(relative).parts
     if len(parts) < 2:
         raise UserError(
             f"{relative} lies in no class folder of {options.target}, so it cannot be evaluated: move it into one, or "
-            "adapt without --target-labels"
+            f"{way_out}"
         )
     return parts[0]
