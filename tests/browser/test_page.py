@@ -87,7 +87,8 @@ def test_the_page_answers_an_image_that_is_chosen(page: Any, target: Path) -> No
         bar, fill = card.query_selector(".bar").bounding_box(), card.query_selector(".fill").bounding_box()
         shown = float(card.query_selector(".probability").inner_text().removesuffix("%"))
         assert fill["width"] == pytest.approx(bar["width"] * shown / 100, abs=1)
-    assert "probability" in page.inner_text("#status")
+    assert [card.inner_text() for card in page.query_selector_all(".card .name")] == [first.name, second.name]
+    assert "probability" in page.inner_text("#told") and page.inner_text("#status") == ""
     page.wait_for_selector('.group.target img[src^="blob:"]')
 
 

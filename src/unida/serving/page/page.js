@@ -13,6 +13,11 @@ function say(text) {
   byId("status").textContent = text;
 }
 
+/** For screen readers: what a card shows to those who see it. */
+function tell(text) {
+  byId("told").textContent = text;
+}
+
 const percent = (value) => `${(100 * value).toFixed(1)} %`; // for people
 const length = (value) => `${100 * value}%`; // for CSS, which allows no space
 
@@ -75,8 +80,15 @@ function element(kind, text) {
   return made;
 }
 
+/** The newest files on top, those that come together in their own order. */
 function add(files) {
-  for (const file of files) waiting.push({ file, card: newCard(file) });
+  const added = [...files].map((file) => ({ file, card: newCard(file) }));
+  if (!byId("status").textContent.startsWith("Looking at")) say("");
+  const results = byId("results");
+  results.prepend(...added.map(({ card }) => card));
+  while (results.children.length > MOST_CARDS) remove(results.lastElementChild);
+  byId("clear").hidden = results.children.length === 0;
+  waiting.push(...added);
   work();
 }
 
@@ -92,10 +104,6 @@ function newCard(file) {
   image.src = URL.createObjectURL(file);
   card.querySelector(".name").textContent = file.name;
   card.querySelector(".label").textContent = "…";
-  const results = byId("results");
-  results.prepend(card);
-  while (results.children.length > MOST_CARDS) remove(results.lastElementChild);
-  byId("clear").hidden = false;
   return card;
 }
 
@@ -136,7 +144,7 @@ async function predict(file, card) {
     const reason = error instanceof TypeError ? "The server cannot be reached." : error.message;
     card.querySelector(".label").textContent = reason;
     for (const part of card.querySelectorAll(".row, .bar, .near, .words")) part.hidden = true;
-    say(reason);
+    tell(reason);
   }
   card.classList.remove("waits");
 }
@@ -155,13 +163,13 @@ function show(card, answer, threshold) {
   first.style.width = length(answer.probability);
   second.style.width = length(answer.unknown_score);
   card.querySelector(".mark").style.left = length(Math.min(Math.max(threshold, 0), 1));
-  strip(card.querySelector(".group.target"), answer.explanation.target, "A new image, answered as");
+  strip(card.querySelector(".group.target"), answer.explanation.target, "A target image, answered as");
   strip(card.querySelector(".group.source"), answer.explanation.source, "A labelled image of the class");
   const note = card.querySelector(".waiting");
   note.hidden = about.is_ready || answer.explanation.source.length > 0;
   note.textContent = "The labelled images are still being looked at. Ask again later to see the nearest ones.";
   words(card, answer.explanation);
-  say(`${answer.name}: ${answer.label}, probability ${percent(answer.probability)}, unknown score ${answer.unknown_score.toFixed(2)}`);
+  tell(`${answer.name}: ${answer.label}, probability ${percent(answer.probability)}, unknown score ${answer.unknown_score.toFixed(2)}`);
 }
 
 function strip(group, pictures, text) {
