@@ -5,7 +5,7 @@ import io
 import pytest
 
 from unida.support import progress as module
-from unida.support.progress import duration, progress
+from unida.support.progress import data_size, duration, progress
 
 
 class Clock:
@@ -105,3 +105,10 @@ def test_errors_pass_through(monkeypatch: pytest.MonkeyPatch, terminal: bool, vi
     monkeypatch.setattr("sys.stderr", Terminal() if terminal else io.StringIO())
     with pytest.raises(ZeroDivisionError), progress("training", 8, visible=visible):
         raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("count", "told"), [(0, "0.0 MiB"), (1.5 * 2**20, "1.5 MiB"), (2**30 // 8, "0.12 GiB"), (3 * 2**30, "3.00 GiB")]
+)
+def test_sizes_for_people(count: float, told: str) -> None:
+    assert data_size(count) == told

@@ -33,7 +33,7 @@ from unida.features.pool import Pool
 from unida.features.shelf import Shelf
 from unida.features.stem import TORCH_FORMAT, Stem
 from unida.recipes.base import ImageRecipe, Made, Recipe, SetRecipe, WaysRecipe
-from unida.support.progress import duration, progress
+from unida.support.progress import data_size, duration, progress
 from unida.support.random import generator
 
 log = logging.getLogger("unida")
@@ -254,9 +254,9 @@ class FeatureInputs:
 
     def _announce(self, first: _Missing, total: int) -> None:
         seconds = self.seconds_per_view(first.pixels, first.images) * total
-        size = total * 2 * int(np.prod(self.stem.shape)) / 2**30
+        size = data_size(total * 2 * int(np.prod(self.stem.shape)))
         where = self.cache_dir / "features"
-        log.info("features: %d views to compute once, %.2f GiB in %s, about %s", total, size, where, duration(seconds))
+        log.info("features: %d views to compute once, %s in %s, about %s", total, size, where, duration(seconds))
 
     def _missing(self, pixels: Pixels, view: int, recipe: ImageRecipe | None) -> np.ndarray:
         """(M,) indices of images without features or labels, each content once."""

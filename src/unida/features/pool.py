@@ -20,7 +20,7 @@ from unida.data.pixels import Pixels
 from unida.features.shelf import Shelf
 from unida.features.stem import TORCH_FORMAT, Stem
 from unida.recipes.base import Made, SetRecipe
-from unida.support.progress import duration, progress
+from unida.support.progress import data_size, duration, progress
 from unida.support.random import generator
 
 log = logging.getLogger("unida")
@@ -68,12 +68,12 @@ class Pool:
             if not missing:
                 return
             total = len(missing) * CHUNK
-            size = total * 2 * int(np.prod(self.stem.shape)) / 2**30
+            size = data_size(total * 2 * int(np.prod(self.stem.shape)))
             self._compute(missing[0])  # the first call is slower than the rest
             start = time.perf_counter()
             self._compute(missing[0])
             seconds = (time.perf_counter() - start) * len(missing)
-            log.info("%s: %d to make once, %.2f GiB, about %s", self.recipe.name, total, size, duration(seconds))
+            log.info("%s: %d to make once, %s, about %s", self.recipe.name, total, size, duration(seconds))
             with progress(self.recipe.name, total, visible=visible) as report:
                 for done, chunk in enumerate(missing, start=1):
                     self._keep(self._names(chunk), self._compute(chunk))
