@@ -12,6 +12,8 @@ import unida
 from unida.data.benchmarks import load_benchmark
 from unida.data.glyphs import CLASSES, draw
 
+if {"-h", "--help"} & set(sys.argv):
+    sys.exit(__doc__)
 OUT = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/benchmark-pair")
 STEPS = int(sys.argv[2]) if len(sys.argv) > 2 else 100
 SETTING = "unida"  # `unida data list` names the others

@@ -18,6 +18,8 @@ from unida.data.glyphs import write_glyphs
 from unida.data.pixels import decode_in_memory
 from unida.models.backbone import create_backbone
 
+if {"-h", "--help"} & set(sys.argv):
+    sys.exit(__doc__)
 OUT = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/other-backbone")
 NAME = sys.argv[2] if len(sys.argv) > 2 else "tf_efficientnet_lite0"
 WEIGHTS = sys.argv[3] if len(sys.argv) > 3 else None

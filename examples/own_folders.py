@@ -12,6 +12,8 @@ from pathlib import Path
 import unida
 from unida.data.glyphs import write_glyphs
 
+if {"-h", "--help"} & set(sys.argv):
+    sys.exit(__doc__)
 OUT = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/own-folders")
 STEPS = int(sys.argv[2]) if len(sys.argv) > 2 else 100
 

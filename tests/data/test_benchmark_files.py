@@ -278,7 +278,7 @@ def test_verify_counts_domainnet_by_list(tmp_path: Path) -> None:
         ("painting", "test"): {"axe": 1, "teddy-bear": 1},
     }
     assert "painting / axe/077.jpg: named in painting_test.txt, not there" in report.problems
-    assert "painting: 1 images are in no official list and stay unused" in report.notes
+    assert "painting: 1 image in no official list, not used" in report.notes
     row = next(row for row in report.settings if row.setting == "unida")
     assert (row.source.shared, row.target.shared, row.target.private) == (2, 1, 1)
 

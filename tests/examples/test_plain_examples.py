@@ -86,3 +86,11 @@ def test_another_backbone_gives_features_and_maps(ended: Ended) -> None:
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_each_is_short_enough_to_be_read_at_once(name: str) -> None:
     assert len(path_of(name).read_text(encoding="utf-8").splitlines()) <= MOST_LINES
+
+
+@pytest.mark.parametrize("name", ["own_folders", "benchmark_pair", "other_backbone"])
+def test_help_is_no_folder_to_write_to(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match=rf"python examples/{name}\.py \[OUT\]"):
+        run_here(name, ["--help"])
+    assert not list(tmp_path.iterdir())

@@ -102,7 +102,7 @@ def labels_in_a_flat_target(work: Path) -> Options:
 FOLDERS: list[Case] = [
     (empty_target, ("nothing", "holds no image", "point it at a folder")),
     (target_without_images, ("texts", "holds no image", "point it at a folder")),
-    (broken_target, ("broken", "none of its 3 images can be read", "replace them")),
+    (broken_target, ("broken", "has 3 images, but none can be read", "replace them")),
     ({"--source": "gone/away"}, ("gone/away", "no such folder", "check the path")),
     ({"--target": "gone/away"}, ("gone/away", "no such folder", "check the path")),
     (source_is_a_file, ("source.zip", "is a file", "give the folder")),

@@ -34,6 +34,11 @@ def test_a_printed_record_says_it_too(copied_run: Path, work: Path, cli: Any) ->
     assert len(rows) == 20 and all(Path(row["moved_to"]).is_file() for row in rows)
 
 
+def test_one_image_is_not_many(copied_run: Path, work: Path, cli: Any) -> None:
+    answer = cli(["predict", "run", next((work / "target").rglob("*.png")), "--csv", "a.csv"])
+    assert answer.code == 0 and answer.out.startswith("1 image, ")
+
+
 def test_files_that_stay_have_no_such_column(copied_run: Path, work: Path, cli: Any) -> None:
     for _ in range(2):  # nothing is lost if this record is written again
         assert cli(["predict", "run", work / "target", "--csv", "a.csv", "--copy-to", "sorted"]).code == 0

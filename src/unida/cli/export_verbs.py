@@ -15,6 +15,7 @@ import tyro
 from unida.cli.output import check_writable, writing
 from unida.cli.parsing import parse
 from unida.errors import UserError, printable
+from unida.support.counting import counted
 from unida.support.options import check_numbers, shown
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ def _tell(predictions: "Predictions", options: Predict, run: "Run", seconds: flo
     unknown = sum(p.label == "unknown" for p in predictions)
     places = [str(path) for path in (options.csv, options.json) if path not in (None, STDOUT)]
     where = f"; answers are in {' and '.join(places)}" if places else ""
-    print(f"{len(predictions)} images, {unknown} of them unknown{where}", file=out)
+    print(f"{counted(len(predictions), 'image')}, {unknown} of them unknown{where}", file=out)
     if sorted_into := options.move_to or options.copy_to:
         print(f"{'moved' if options.move_to else 'copied'} to {sorted_into}, a folder for each answer", file=out)
     if not options.alone:
@@ -206,7 +207,7 @@ def _watch(run: "Run", options: Predict) -> None:
                 print(printable(f"skipped {item.path}: {item.reason}"), file=sys.stderr, flush=True)
     looks.close()
     speed = f", {answered / seconds:.1f} images/s" if answered else ""
-    print(f"ended: {answered} images answered{speed}; the same command goes on")
+    print(f"ended: {counted(answered, 'image')} answered{speed}; the same command goes on")
 
 
 def export(arguments: list[str]) -> None:

@@ -23,6 +23,7 @@ from unida.data.pairs import BenchmarkPair, benchmark_pair
 from unida.data.pixels import Pixels, open_pixels
 from unida.data.settings import UNKNOWN, names_left_out
 from unida.errors import UserError
+from unida.support.counting import counted
 from unida.support.progress import progress
 
 log = logging.getLogger("unida")
@@ -89,7 +90,9 @@ def open_target(options: DataOptions, visible: bool = True) -> Target:
     kept = _without(files, options.target_without, "--target-without")
     pixels = _only(kept, _open(files, "target", options, visible))
     if len(pixels) == 0:
-        raise UserError(f"{options.target}: none of its {len(files)} images can be read: fix or replace them")
+        raise UserError(
+            f"{options.target} has {counted(len(files), 'image')}, but none can be read: fix or replace them"
+        )
     return Target(pixels, (*skipped, *pixels.skipped))
 
 
@@ -207,8 +210,7 @@ def _copies(source: Pixels, target: Pixels, options: DataOptions) -> dict[Path, 
         return {}
     if options.duplicates == "error":
         first, second = groups[0][0], groups[0][1]
-        others = len(groups) - 1
-        more = f" (and {others} more such {'picture' if others == 1 else 'pictures'})" if others else ""
+        more = f" (and {counted(len(groups) - 1, 'more such picture')})" if len(groups) > 1 else ""
         raise UserError(
             f"{first.path} and {second.path} are the same picture{more}: "
             "delete the copies, or pass --duplicates drop or --duplicates keep"

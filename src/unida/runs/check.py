@@ -18,6 +18,7 @@ from unida.models.weights import weights_line
 from unida.runs.modelfile import build_for_run
 from unida.runs.pipeline import Domains, refuse_single_images, refuse_uneven_batches
 from unida.runs.rehearsal import Rehearsal, rehearse
+from unida.support.counting import counted
 from unida.support.fabric import Fabric
 from unida.support.memory import keep_freed_memory
 from unida.support.progress import duration
@@ -81,7 +82,7 @@ def _describe(source: Source, target: Target) -> list[str]:
     lines = [
         f"source: {len(source.pixels)} images of {len(source.classes)} classes, from {counts[fewest]} "
         f"({source.classes[fewest]}) to {counts[most]} ({source.classes[most]}) a class",
-        f"target: {len(target.pixels)} images",
+        f"target: {counted(len(target.pixels), 'image')}",
     ]
     for name, domain in (("source", source), ("target", target)):
         sizes = sorted(file.bytes for file in domain.pixels.files)

@@ -12,6 +12,7 @@ from unida.evaluation.grouping import GroupingResult
 from unida.runs.discover import Discovery, Group
 from unida.runs.folder import refuse_link
 from unida.runs.summary import percent
+from unida.support.counting import counted
 from unida.support.files import write_csv, write_text
 
 SUREST, LEAST_SURE = 16, 8  # pictures of a group that are shown
@@ -94,7 +95,9 @@ def group_lines(found: Discovery) -> list[str]:
             f"  {g.name:<10}  {g.size:>6}  {g.nearest:<{width}}  {100 * g.nearest_share:>3.0f} %" for g in found.groups
         ]
     loose = len(found.images) - sum(group.size for group in found.groups)
-    lines.append(f"{len(found.images)} unknown images: {len(found.groups)} groups, {loose} images in no group")
+    lines.append(
+        f"{counted(len(found.images), 'unknown image')}: {counted(len(found.groups), 'group')}, {loose} in no group"
+    )
     return lines if found.measured is None else [*lines, measured_line(found.measured)]
 
 

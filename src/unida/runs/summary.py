@@ -16,6 +16,7 @@ from unida.data.folders import Skipped
 from unida.errors import UserError, printable
 from unida.evaluation.metrics import OpenSetResult
 from unida.evaluation.names import METRIC_NOTES
+from unida.support.counting import counted
 from unida.support.files import write_csv, write_text
 from unida.support.progress import duration
 from unida.training.logging import read_lines
@@ -53,10 +54,10 @@ def metric_lines(numbers: Mapping[str, float | None]) -> list[str]:
 def describe_start(config: Config, source: Source, target: Target, device: str, steps: int) -> None:
     training = config.training
     log.info(
-        "source: %d images of %d classes; target: %d images",
+        "source: %d images of %d classes; target: %s",
         len(source.pixels),
         len(source.classes),
-        len(target.pixels),
+        counted(len(target.pixels), "image"),
     )
     for name, skipped in (("source", source.skipped), ("target", target.skipped)):
         if skipped:

@@ -15,6 +15,7 @@ from unida.data.benchmarks.files import (
 )
 from unida.data.benchmarks.spec import Benchmark, Part, Role, RoleCounts, count_role
 from unida.data.settings import LabelSets
+from unida.support.counting import counted
 
 _SHOWN = 8  # problems of one kind and domain that are listed before "… and N more"
 
@@ -160,7 +161,7 @@ def _count_parts(
             counts.append(_part_count(benchmark, domain, part, dict(Counter(name for _, name in listed.files))))
     if len(counts) == len(own_parts):
         unlisted = sum(in_folders.values()) - sum(row.found_total for row in counts)
-        notes = [f"{domain}: {unlisted} images are in no official list and stay unused"] if unlisted else []
+        notes = [f"{domain}: {counted(unlisted, 'image')} in no official list, not used"] if unlisted else []
         return counts, problems, notes
     notes = []
     if benchmark.lists is not None and benchmark.lists.expected:
