@@ -258,6 +258,9 @@ def test_the_end_says_what_came_of_it(caplog: pytest.LogCaptureFixture, result: 
         assert "hos " in caplog.messages[2]
         ways = "alone with threshold method 25.0, alone with threshold auto 60.0"
         assert caplog.messages[3] == f"HOS by way of answering: {ways} (compare the first with papers)"
+    with caplog.at_level(logging.INFO, logger="unida"):
+        describe_end(Path("runs/a"), None, answered, {}, {**COST, "steps": 0, "images_per_second": 0.0})
+    assert caplog.messages[-1] == "peak memory 1.50 GiB, 1 min 15 s; results are in runs/a"
 
 
 def test_every_method_is_described_with_its_options() -> None:

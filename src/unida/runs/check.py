@@ -21,7 +21,7 @@ from unida.runs.rehearsal import Rehearsal, rehearse
 from unida.support.counting import counted
 from unida.support.fabric import Fabric
 from unida.support.memory import keep_freed_memory
-from unida.support.progress import duration
+from unida.support.progress import data_size, duration
 from unida.training.devices import open_fabric
 
 GRAIN = 2  # grey levels that count as equal: on a plain ground, compression decides what is brighter
@@ -136,7 +136,7 @@ def _tell_cost(cost: Rehearsal, config: Config, frozen_at: str | None) -> list[s
     lines = [f"{method_name(config)} on {config.model.backbone}: {how}; {steps}"]
     if frozen_at is not None:
         lines.append(
-            f"features to compute: {cost.views_missing} views, {cost.feature_bytes / 2**30:.2f} GiB in "
+            f"features to compute: {cost.views_missing} views, {data_size(cost.feature_bytes)} in "
             f"{config.data.cache / 'features'}, {duration(cost.seconds_features)}"
         )
     seconds = cost.seconds_steps + cost.seconds_rounds

@@ -18,7 +18,7 @@ from unida.evaluation.metrics import OpenSetResult
 from unida.evaluation.names import METRIC_NOTES
 from unida.support.counting import counted
 from unida.support.files import write_csv, write_text
-from unida.support.progress import duration
+from unida.support.progress import data_size, duration
 from unida.training.logging import read_lines
 
 log = logging.getLogger("unida")
@@ -84,13 +84,9 @@ def describe_end(
     if result is not None:
         log.info("after the last step, in per cent:\n%s", "\n".join(metric_lines(result.scalars())))
         log.info("%s", comparison_line(compared))
-    log.info(
-        "%.0f images/s, peak memory %.2f GiB, %s; results are in %s",
-        facts["images_per_second"],
-        facts["peak_memory_bytes"] / 2**30,
-        duration(facts["seconds"]),
-        folder,
-    )
+    speed = f"{facts['images_per_second']:.0f} images/s, " if facts["steps"] else ""
+    memory, seconds = data_size(facts["peak_memory_bytes"]), duration(facts["seconds"])
+    log.info("%speak memory %s, %s; results are in %s", speed, memory, seconds, folder)
 
 
 def write_metrics(
