@@ -179,7 +179,7 @@ def test_two_processes_start_as_one_does(folders: GlyphFolders, tmp_path: Path, 
 
     In the first step only: the neck's BatchNorm makes of a share of a batch something else than of the whole.
     """
-    changes = {**TWO[choice], "batch_size": 8, "steps": 2, "clusters_per_class": 1}
+    changes = {**TWO[choice], "batch_size": 8, "steps": 2, "clusters_per_class": 4, "images_per_class": 2}
     one, two = tmp_path / "one", tmp_path / "two"
     assert run_here(arguments(folders, one, **changes)) == 0
     code, printed = run_two(arguments(folders, two, devices=2, **changes))

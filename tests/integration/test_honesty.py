@@ -202,7 +202,8 @@ def test_label_sets_of_a_benchmark_change_no_weight(plain_office: Path, tmp_path
 def test_nothing_that_a_method_meets_has_labels_of_the_target() -> None:
     assert TargetBatch._fields == ("images", "indices", "extra")
     assert Made._fields == ("images", "labels", "of")  # labels tell how an image was made
-    assert {field.name for field in dataclasses.fields(Target)} == {"pixels", "skipped"}
+    files_left_out = {"skipped", "copies"}
+    assert {field.name for field in dataclasses.fields(Target)} == {"pixels", *files_left_out}
     assert {field.name for field in dataclasses.fields(Problem)} == {
         "num_classes",  # of the source
         "num_source",
