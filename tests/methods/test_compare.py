@@ -29,5 +29,6 @@ def test_every_method_has_a_line_with_what_was_measured(monkeypatch: pytest.Monk
     assert set(METHODS) | set(read_measured()) <= set(table)
     assert len({len(line) for line in (heading, *(table[name] for name in METHODS))}) == 1, "columns are aligned"
     assert table["zhu"].startswith("zhu *") and not table["uan"].startswith("uan *")
-    (hos,) = [value for name, value in read_measured()["ovanet"].items() if name.endswith("alone")][:1]
-    assert f" {hos} " in table["ovanet"]
+    for name, setting in (("ovanet", "UniDA"), ("ovanet", "OSDA"), ("osbp", "OSDA"), ("zhu", "UniDA")):
+        assert f" {read_measured()[name][f'{setting}, alone']} " in table[name]
+    assert "UniDA, alone" not in read_measured()["osbp"] and "as released" not in "".join(table)

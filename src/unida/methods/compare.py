@@ -11,7 +11,8 @@ from unida.methods.spa.options import SPAOptions, resolve
 from unida.models.backbone import Backbone, create_backbone
 from unida.models.options import NO_WEIGHTS
 
-MEASURED = files("unida.methods") / "measured.csv"  # CONTRIBUTING.md says how it is made
+MEASURED = {"UniDA": "measured.csv", "OSDA": "measured_osda.csv"}  # CONTRIBUTING.md says how they are made
+WAYS, SECONDS = ("alone", "together"), "s a run"  # its columns
 BACKBONE, CLASSES = "tiny_vit_5m_224.dist_in22k", 20  # as measured: Office-31 has 20 source classes under UniDA
 IMAGES, STEPS = 100, 300
 HEADING = ("method", "settings", "source at hand", "stages", "new parameters", "to answer")
@@ -29,7 +30,7 @@ class Facts(NamedTuple):
 def compare_lines() -> list[str]:
     """A line for each method, and for SPA under those that were measured with it."""
     measured, backbone = read_measured(), create_backbone(BACKBONE, NO_WEIGHTS)
-    columns = [name for name in next(iter(measured.values()), {}) if name not in ("row", "pairs × seeds")]
+    columns = [*(f"{setting}, {way}" for setting in MEASURED for way in WAYS), SECONDS]
     lines = []
     for name in [*METHODS, *(row for row in measured if row not in METHODS)]:
         method, _, spa = name.partition("+")
@@ -51,6 +52,8 @@ def compare_lines() -> list[str]:
         "source at hand: whether the last stage, which adapts to the target, reads images of the source.",
         f"new parameters: beside those of {BACKBONE}, with {CLASSES} source classes; and those needed to answer.",
         "HOS in per cent and median seconds: Office-31, the defaults of a machine without a GPU (docs/results.md).",
+        "Empty: not measured in that setting, or the method is not made for it.",
+        "CDA: both domains have the same classes. PDA: the source has more. OSDA: the target. UniDA: each may.",
         "* re-implemented from the paper's abstract: there is no released code.",
         "alone: each image by itself, as in papers. together: as `unida adapt` answers.",
     ]
@@ -83,5 +86,14 @@ def facts_of(name: str, backbone: Backbone, spa: bool = False) -> Facts:
 
 
 def read_measured() -> dict[str, dict[str, str]]:
-    """Rows of measured.csv by name."""
-    return {line["row"]: line for line in csv.DictReader(MEASURED.read_text("utf-8").splitlines())}
+    """What was measured, by row and column: HOS in each setting, and the seconds of a run."""
+    rows: dict[str, dict[str, str]] = {}
+    for setting, name in MEASURED.items():
+        for line in csv.DictReader((files("unida.methods") / name).read_text("utf-8").splitlines()):
+            method, _, variant = line["row"].partition(", ")
+            if variant:  # an option of the method: not a method
+                continue
+            row = rows.setdefault(method, {})
+            row |= {f"{setting}, {way}": line[f"HOS, {way}"] for way in WAYS}
+            row.setdefault(SECONDS, line[SECONDS])
+    return rows
