@@ -3,6 +3,7 @@
 import re
 import shutil
 from collections.abc import Callable
+from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
@@ -89,10 +90,11 @@ def test_a_page_is_as_it_would_be_drawn(name: str, tmp_path: Path, cli: Cli) -> 
     assert answer.out.startswith("as it was:")
 
 
-def test_what_methods_are_compared_by_is_what_the_results_give(cli: Cli) -> None:
-    words = ["--layout", "overview", "--answers", "both", "--format", "csv"]
-    answer = cli("table", REPOSITORY / "docs" / "methods.csv", *words)
-    assert answer.out == MEASURED.read_text("utf-8")
+@pytest.mark.parametrize(("setting", "results"), [("UniDA", "methods.csv"), ("OSDA", "osda.csv")])
+def test_what_methods_are_compared_by_is_what_the_results_give(cli: Cli, setting: str, results: str) -> None:
+    words = ["--settings", setting.lower(), "--layout", "overview", "--answers", "both", "--format", "csv"]
+    answer = cli("table", REPOSITORY / "docs" / results, *words)
+    assert answer.out == (files("unida.methods") / MEASURED[setting]).read_text("utf-8")
 
 
 # The page of a grid
