@@ -372,8 +372,13 @@ def test_two_processes_do_what_one_does(
     assert last_step(two) == pytest.approx(last_step(alone))
     ours, expected = answers(two), answers(alone)
     assert {path: label for path, (label, _, _) in ours.items()} == {p: label for p, (label, _, _) in expected.items()}
-    for path in ours:
-        assert ours[path][1:] == pytest.approx(expected[path][1:], abs=2e-3)
+    for path, (_, probability, unknown) in ours.items():
+        assert probability == pytest.approx(expected[path][1], abs=2e-3)
+        # The one-vs-all loss has kinks, where the hardest other class changes: last bits decide where its solver stops.
+        assert unknown == pytest.approx(expected[path][2], abs=2e-2)
+    trained, theirs = tensors_of(two), tensors_of(alone)
+    for name in (name for name in theirs if name.startswith("backbone.")):
+        torch.testing.assert_close(trained[name], theirs[name], rtol=1e-4, atol=1e-6)
 
 
 # ---- options ---------------------------------------------------------------------------------------------------------
