@@ -4,9 +4,13 @@
     python benchmarks/two_folders.py --source DIR --target DIR      # a sub-folder per class, in the target too
     python benchmarks/two_folders.py --office31 DIR                 # a thousand images a side, linked from Office-31
     python benchmarks/two_folders.py --office31 DIR --weights FILE  # TinyViT's weights, where there is no hub
+    python benchmarks/two_folders.py --office31 DIR --cells --csv cells.csv tiny_vit_5m_224.dist_in22k=FILE …
 
 All runs are the command itself: with its defaults, and as they were before (EfficientNet-Lite0, the last layers
 trained as published). The target's classes are used to measure HOS, alone and together. Writes two_folders.csv.
+
+With --cells: every method on the backbones that are named (with a weights file, if there is no hub), each with --train
+head and tail (--trains). The first run of a backbone computes its features; the others find them.
 """
 
 import argparse
@@ -23,6 +27,12 @@ from typing import Any
 from common import Measure, report
 
 IMAGES = 1000
+CELL_ROWS = {
+    "ovanet": ["--method", "ovanet"],
+    "source-only": ["--method", "source-only"],
+    "ovanet+spa": ["--method", "ovanet", "--spa"],
+    "dcc": ["--method", "dcc"],
+}
 BEFORE = ["--backbone", "tf_efficientnet_lite0", "--train", "tail", "--regime", "published"]
 
 
@@ -32,7 +42,11 @@ def main() -> None:
     parser.add_argument("--target", type=Path)
     parser.add_argument("--office31", type=Path)
     parser.add_argument("--weights", type=Path)
+    parser.add_argument("--cells", action="store_true")
+    parser.add_argument("--trains", nargs="+", default=["head", "tail"])
+    parser.add_argument("--rows", nargs="+", default=list(CELL_ROWS), help="with --cells")
     parser.add_argument("--csv", type=Path, default=Path(__file__).with_suffix(".csv"))
+    parser.add_argument("backbones", nargs="*", metavar="NAME[=FILE]", help="with --cells")
     options = parser.parse_args()
     variants = {"default": ["--weights", options.weights] if options.weights else [], "before": BEFORE}
     measures = []
@@ -42,12 +56,15 @@ def main() -> None:
         if options.office31 is not None:
             source, target = link_office31(options.office31, work / "data")
         counts = [sum(len(files) for *_, files in os.walk(side, followlinks=True)) for side in (source, target)]
+        data = ["--source", source, "--target", target, "--target-labels", "--duplicates", "keep"]
+        if options.cells:
+            measures = [it for name in options.backbones for it in cells(name, options, data, work)]
+            variants = {}
         for name, words in variants.items():
-            common = ["--source", source, "--target", target, "--target-labels", "--duplicates", "keep", *words]
-            common += ["--cache", work / f"cache of {name}"]
+            common = [*data, *words, "--cache", work / f"cache of {name}"]
             first, numbers = run(common, work / f"first of {name}")
             second, _ = run([*common, "--seed", "1"], work / f"second of {name}")
-            disk = sum(path.stat().st_size for path in (work / f"cache of {name}").rglob("*") if path.is_file())
+            disk = size_of(work / f"cache of {name}")
             measures += [
                 Measure(f"{name}: first run, from nothing to answers", first, "s"),
                 Measure(f"{name}: second seed, the whole", second, "s"),
@@ -57,6 +74,30 @@ def main() -> None:
                 Measure(f"{name}: kept on disk", disk / 2**30, "GiB"),
             ]
     report(measures, options.csv, source_images=counts[0], target_images=counts[1])
+
+
+def cells(named: str, options: argparse.Namespace, data: list[Any], work: Path) -> list[Measure]:
+    """Seconds, HOS, memory and disk of each method on one backbone, for each part of it that is trained."""
+    backbone, _, weights = named.partition("=")
+    measures = []
+    for train in options.trains:
+        cache = work / f"cache of {backbone}, {train}"
+        for row in options.rows:
+            words = [*data, "--backbone", backbone, "--train", train, *CELL_ROWS[row], "--cache", cache]
+            name = f"{backbone}, {train}, {row}"
+            took, numbers = run([*words, *(["--weights", weights] if weights else [])], work / name)
+            measures += [
+                Measure(f"{name}: {'from nothing' if row == options.rows[0] else 'features kept'}", took, "s"),
+                Measure(f"{name}: HOS, alone", 100 * numbers["alone"]["method"]["hos"], "%"),
+                Measure(f"{name}: HOS, together", 100 * numbers["together"]["auto"]["hos"], "%"),
+                Measure(f"{name}: peak memory", numbers["cost"]["peak_memory_bytes"] / 2**30, "GiB"),
+            ]
+        measures.append(Measure(f"{backbone}, {train}: kept on disk", size_of(cache) / 2**30, "GiB"))
+    return measures
+
+
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def run(words: list[object], out: Path) -> tuple[float, dict[str, Any]]:
