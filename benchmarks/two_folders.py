@@ -10,7 +10,7 @@ All runs are the command itself: with its defaults, and as they were before (Eff
 trained as published). The target's classes are used to measure HOS, alone and together. Writes two_folders.csv.
 
 With --cells: every method on the backbones that are named (with a weights file, if there is no hub), each with --train
-head and tail (--trains). The first run of a backbone computes its features; the others find them.
+head and tail (--trains). The first run of a backbone computes its features; the others find them (SPA needs maps, too).
 """
 
 import argparse
@@ -87,7 +87,7 @@ def cells(named: str, options: argparse.Namespace, data: list[Any], work: Path) 
             name = f"{backbone}, {train}, {row}"
             took, numbers = run([*words, *(["--weights", weights] if weights else [])], work / name)
             measures += [
-                Measure(f"{name}: {'from nothing' if row == options.rows[0] else 'features kept'}", took, "s"),
+                Measure(f"{name}: {'from nothing' if row == options.rows[0] else 'after it'}", took, "s"),
                 Measure(f"{name}: HOS, alone", 100 * numbers["alone"]["method"]["hos"], "%"),
                 Measure(f"{name}: HOS, together", 100 * numbers["together"]["auto"]["hos"], "%"),
                 Measure(f"{name}: peak memory", numbers["cost"]["peak_memory_bytes"] / 2**30, "GiB"),
