@@ -40,6 +40,7 @@ def main() -> None:
     parser.add_argument("--backbones", nargs="+", default=["test_resnet.r160_in1k"])
     parser.add_argument("--weights", default="none", help="a file, none, or pretrained")
     parser.add_argument("--crop", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=4, help="of training; after few, many runs give one label only")
     parser.add_argument("--photos", type=int, default=500)
     parser.add_argument("--csv", type=Path, default=Path(__file__).with_suffix(".csv"))
     options = parser.parse_args()
@@ -76,7 +77,7 @@ def compare(
     title = f"{method}{'+spa' if spa else ''} on {backbone}"
     out = work / "runs" / title.replace(" ", "-")
     weights = None if options.weights == "pretrained" else options.weights
-    given = {"method": method, "backbone": backbone, "weights": weights, "train": "head", "steps": 4}
+    given = {"method": method, "backbone": backbone, "weights": weights, "train": "head", "steps": options.steps}
     sizes = {"crop": options.crop, "image_size": options.crop * 8 // 7, "batch_size": 16}
     extra = {"spa": True, "spa_vocabulary": 64} if spa else {}
     folders = {"source": work / "source", "target": work / "target", "cache": work / "cache", "duplicates": "keep"}
