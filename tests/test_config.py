@@ -167,7 +167,7 @@ def test_what_a_machine_trains_by_default() -> None:
     assert (with_one.training.regime, with_one.model.frame) == ("published", "auto")  # measured when a run starts
     assert with_one.training.backbone_lr == pytest.approx(1e-3), "a tenth of the rate"
     tail = complete(config_from_options({"train": "tail"}), has_gpu=False)
-    assert tail.training.backbone_lr == pytest.approx(1e-4), "a hundredth"
+    assert tail.training.backbone_lr == pytest.approx(1e-5), "a thousandth"
     assert (tail.training.regime, tail.model.views, tail.output.checkpoint_every) == ("kept", 0, 50)
     given = {"train": "tail", "views": 0, "frame": "off", "regime": "published"}
     kept = complete(config_from_options(given), has_gpu=False)
@@ -220,10 +220,10 @@ def test_short_runs_have_a_schedule_of_their_own() -> None:
         training = complete(config_from_options({"train": "tail", **given}), has_gpu).training
         return training.steps, training.lr, training.backbone_lr
 
-    assert schedule(method="uan") == (300, 0.01, pytest.approx(1e-5))  # the backbone's is a hundredth of the published
+    assert schedule(method="uan") == (300, 0.01, pytest.approx(1e-6))  # the backbone's is a thousandth of the published
     assert schedule(method="uan", steps=2000)[1] == 0.01 and schedule(method="uan", steps=2001)[1] == 0.001
     assert schedule(method="uan", has_gpu=True)[:2] == (20_000, 0.001)
-    assert schedule(method="uan", lr=0.5) == (300, 0.5, pytest.approx(5e-3))
+    assert schedule(method="uan", lr=0.5) == (300, 0.5, pytest.approx(5e-4))
     assert schedule(method="iuan")[:2] == (1000, 0.01) and schedule(method="dcc")[:2] == (300, 0.001)
 
 

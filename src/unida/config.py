@@ -181,7 +181,7 @@ def complete(config: Config, has_gpu: bool) -> Config:
     by_default = by_default if by_default in card.trains else card.trains[-1]
     train = model.train if model.train != AUTO else by_default
     regime = training.regime if training.regime != AUTO else PUBLISHED if train == "all" else KEPT
-    share = 0.1 if regime == PUBLISHED else 0.01
+    share = 0.1 if regime == PUBLISHED else 0.001  # why so small: docs/studies/features.md
     weights = model.weights
     if weights is not None and weights != NO_WEIGHTS and pinned_revision(weights) is None:
         weights = str(Path(weights).absolute())

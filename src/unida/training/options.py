@@ -24,7 +24,7 @@ class TrainingOptions:
     """Images of each domain in a step, over all processes (OVANet, DCC, UAN: 36)."""
     lr: Annotated[float | None, shown("FLOAT", "(default: the method's own, see: unida methods)")] = None
     """Learning rate of new layers at the start."""
-    backbone_lr: Annotated[float | None, shown("FLOAT", "(default: a tenth of --lr, or a hundredth if kept)")] = None
+    backbone_lr: Annotated[float | None, shown("FLOAT", "(default: a tenth of --lr, or a thousandth if kept)")] = None
     """Learning rate of the pretrained backbone at the start (OVANet and DCC: a tenth). Kept regime: with a tenth, the
     accuracy on shared classes fell below that of frozen features (docs/studies/features.md)."""
     momentum: float = 0.9
