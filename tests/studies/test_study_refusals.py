@@ -108,6 +108,17 @@ def test_every_row_is_one_that_adapt_takes(name: str, runs: int, preset: Any, tm
     tasks = plan(grid_from(content_of(study, study.rows(options), options)), tmp_path / "out")
     assert len(tasks) == runs and {task.pair for task in tasks} == {"amazon:dslr"}
     assert len({str({**task.options, "out": ""}) for task in tasks}) == runs, "no two runs are the same"
+    assert {task.options["regime"] for task in tasks} == {"published"}, "in the other one, next to nothing is trained"
+    check_plan(tasks)
+
+
+def test_a_method_that_cannot_train_a_tail_has_its_own_regime(tmp_path: Path) -> None:
+    study = STUDIES["openness"]
+    options = study.Options(
+        out=tmp_path / "out", benchmark="office31", root=tmp_path, pairs=("A:D",), methods=("ati",), private=(11,)
+    )
+    tasks = plan(grid_from(content_of(study, study.rows(options), options)), tmp_path / "out")
+    assert {(task.options["train"], task.options["regime"]) for task in tasks} == {("head", "auto")}
     check_plan(tasks)
 
 

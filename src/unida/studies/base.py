@@ -96,7 +96,7 @@ def content_of(study: Study, rows: Any, options: StudyOptions) -> dict[str, Any]
         "title": _title(study),
         "rows": {row.name: dict(row.options) for row in rows},
         "seeds": list(options.seeds),
-        "options": {"train": options.train},
+        "options": {"train": options.train, "regime": options.regime},
         "published": "none",
     }
     if options.benchmark is None:
@@ -109,7 +109,7 @@ def content_of(study: Study, rows: Any, options: StudyOptions) -> dict[str, Any]
 def of_method(method: str, options: StudyOptions, **changes: Any) -> dict[str, Any]:
     """Options of a row of this method."""
     trains = METHODS[method].trains
-    cannot = {} if options.train in trains else {"train": trains[-1]}
+    cannot = {} if options.train in trains else {"train": trains[-1], "regime": "auto"}
     return {"method": method, **cannot, **changes}
 
 

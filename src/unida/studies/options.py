@@ -39,6 +39,9 @@ class StudyOptions:
     train: Literal["tail", "all", "head"] = "tail"
     """Train the last part of the backbone, all of it (as the paper does; better with a GPU), or the heads alone. With
     head, SPA's losses have nothing to change. A method that cannot do this takes the next best."""
+    regime: Literal["published", "kept"] = "published"
+    """Train as in the papers, or keep what the pretrained network knows. With kept, the last part of the backbone
+    hardly moves, and SPA's losses change next to nothing."""
     set: Annotated[tuple[str, ...], shown("NAME=VALUE", "(for example backbone=resnet50.tv_in1k steps=50)")] = ()
     """Other options of `unida adapt`, for every run."""
     answers: Literal["alone", "given"] = "alone"
