@@ -263,6 +263,17 @@ def test_the_end_says_what_came_of_it(caplog: pytest.LogCaptureFixture, result: 
     assert caplog.messages[-1] == "peak memory 1.50 GiB, 1 min 15 s; results are in runs/a"
 
 
+@pytest.mark.parametrize(("count", "best", "broke_down"), [(20, [0], True), (19, [0], False), (20, [0, 1], False)])
+def test_a_model_that_sees_one_class_everywhere_is_warned_of(
+    caplog: pytest.LogCaptureFixture, count: int, best: list[int], broke_down: bool
+) -> None:
+    likely = torch.tensor([0] * (count - len(best)) + best)
+    scored = Scored(torch.zeros(count, 2, dtype=torch.float16), torch.eye(2)[likely], torch.zeros(count))
+    answered = TargetAnswers(scored, 0.5, AnsweringOptions(neighbours=0, threshold="method"))
+    describe_end(Path("runs/a"), None, answered, {}, COST)
+    assert ["training broke down" in text for text in caplog.messages].count(True) == broke_down
+
+
 def test_every_method_is_described_with_its_options() -> None:
     text = "\n".join(method_lines())
     for method in METHODS.values():

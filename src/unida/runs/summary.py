@@ -24,6 +24,7 @@ from unida.training.logging import read_lines
 log = logging.getLogger("unida")
 
 
+FEWEST_IMAGES = 20  # that do not all show one class by chance
 Compared = Mapping[str, Mapping[str, OpenSetResult]]  # alone, together → method, auto → metrics
 
 
@@ -81,6 +82,12 @@ def describe_end(
     refused = int((prediction == answered.scored.probabilities.shape[1]).sum())
     log.info("%s", answered.rule.note())
     log.info("%d of %d target images are unknown", refused, len(prediction))
+    likely, classes = answered.scored.probabilities.argmax(dim=1), answered.scored.probabilities.shape[1]
+    if classes > 1 and len(likely) >= FEWEST_IMAGES and bool((likely == likely[0]).all()):
+        log.warning(
+            "to this model, every target image is most like one and the same class: training broke down. Start again "
+            "with a lower --lr, other options or another --method"
+        )
     if result is not None:
         log.info("after the last step, in per cent:\n%s", "\n".join(metric_lines(result.scalars())))
         log.info("%s", comparison_line(compared))
