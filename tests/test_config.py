@@ -162,7 +162,7 @@ def test_what_a_machine_trains_by_default() -> None:
     without, with_one = (complete(config_from_options({}), has_gpu=has_gpu) for has_gpu in (False, True))
     assert (without.model.backbone, without.model.train) == ("tiny_vit_5m_224.dist_in22k", "head")
     assert (without.training.regime, without.model.frame, without.model.views) == ("kept", "on", 0)
-    assert (without.training.steps, without.output.checkpoint_every) == (300, 500)
+    assert (without.training.steps, without.output.checkpoint_every) == (100, 500)
     assert (with_one.model.backbone, with_one.model.train) == ("resnet50.tv_in1k", "all")
     assert (with_one.training.regime, with_one.model.frame) == ("published", "auto")  # measured when a run starts
     assert with_one.training.backbone_lr == pytest.approx(1e-3), "a tenth of the rate"
@@ -225,6 +225,9 @@ def test_short_runs_have_a_schedule_of_their_own() -> None:
     assert schedule(method="uan", has_gpu=True)[:2] == (20_000, 0.001)
     assert schedule(method="uan", lr=0.5) == (300, 0.5, pytest.approx(5e-4))
     assert schedule(method="iuan")[:2] == (1000, 0.01) and schedule(method="dcc")[:2] == (300, 0.001)
+    assert schedule()[0] == schedule(has_gpu=True)[0] == 100, "heads are solved: few steps are enough"
+    assert schedule(regime="published")[0] == 300 and schedule(regime="published", has_gpu=True)[0] == 10_000
+    assert schedule(steps=7)[0] == 7
 
 
 def test_an_option_that_a_config_lacks_has_its_default(tmp_path: Path) -> None:

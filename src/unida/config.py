@@ -174,13 +174,14 @@ def complete(config: Config, has_gpu: bool) -> Config:
         if (path := getattr(data, name)) is not None
     }
     card = METHODS[training.method]
-    steps = training.steps or (card.steps if has_gpu else card.cpu_steps)
-    lr = training.lr if training.lr is not None else card.rate(steps)
     without_gpu: TrainMode = "head" if model.tap is None else "tail"  # a tap is where to cut for the tail
     by_default: TrainMode = "all" if has_gpu else without_gpu
     by_default = by_default if by_default in card.trains else card.trains[-1]
     train = model.train if model.train != AUTO else by_default
     regime = training.regime if training.regime != AUTO else PUBLISHED if train == "all" else KEPT
+    of_method = card.steps if has_gpu else card.cpu_steps
+    steps = training.steps or (regime == KEPT and card.kept_steps) or of_method
+    lr = training.lr if training.lr is not None else card.rate(steps)
     share = 0.1 if regime == PUBLISHED else 0.001  # why so small: docs/studies/features.md
     weights = model.weights
     if weights is not None and weights != NO_WEIGHTS and pinned_revision(weights) is None:

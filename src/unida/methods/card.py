@@ -21,6 +21,7 @@ class Card:
     lr: float = 0.01  # learning rate of new layers when the user sets none (OVANet)
     steps: int = 10_000  # with a GPU, when the user sets none (OVANet)
     cpu_steps: int = 300  # without a GPU, when the user sets none
+    kept_steps: int | None = None  # in the kept regime, of a method whose heads are solved: only the backbone moves
     short_lr: float | None = None  # instead of `lr`, in runs of at most a tenth of `steps`; the backbone's stays
     from_abstract: bool = False  # re-implemented from the abstract alone: tables say so
     trains: tuple[Literal["all", "tail", "head"], ...] = ("all", "tail", "head")  # what --train may be

@@ -13,7 +13,9 @@ def method_lines() -> list[str]:
     lines: list[str] = []
     for card in METHODS.values():
         options = ", ".join(map(_with_default, fields(card.Options)))
-        schedule = f"--lr {card.lr}{_in_short_runs(card)}, --steps {card.cpu_steps}, with a GPU {card.steps}"
+        kept = "" if card.kept_steps is None else f", with --regime kept {card.kept_steps}"
+        steps = f"--steps {card.cpu_steps}, with a GPU {card.steps}{kept}"
+        schedule = f"--lr {card.lr}{_in_short_runs(card)}, {steps}"
         lines += [
             f"{card.name}",
             f"  {card.title}",
