@@ -21,6 +21,6 @@ CARD = Card(
     paper="Saito & Saenko, OVANet, ICCV 2021",
     settings="UniDA, OSDA",
     Options=OVANetOptions,
-    kept_steps=100,  # with --train tail; more only take longer (docs/studies/features.md)
+    kept_steps=100,  # with --train tail: the backbone hardly moves (docs/studies/features.md)
     code="unida.methods.ovanet:OVANet",
 )

@@ -25,6 +25,6 @@ CARD = Card(
     paper="baseline",
     settings="CDA, PDA, OSDA, UniDA",
     Options=SourceOnlyOptions,
-    kept_steps=100,  # with --train tail; more only take longer (docs/studies/features.md)
+    kept_steps=100,  # with --train tail: the backbone hardly moves (docs/studies/features.md)
     code="unida.methods.source_only:SourceOnly",
 )
