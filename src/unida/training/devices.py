@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 from torch import nn
@@ -33,19 +34,19 @@ def open_fabric(training: TrainingOptions) -> Fabric:
     except (ValueError, RuntimeError) as error:  # a name that does not exist, or a device that is not there
         reason = " ".join(str(error).split()).rstrip(".")
         raise UserError(f"--accelerator {training.accelerator} with --devices {training.devices}: {reason}") from error
-    if fabric.device.type == "cpu" and training.precision != "32":
-        _refuse_missing_bfloat16(training.precision)
+    if fabric.device.type == "cpu" and training.precision != "32" and not _processor_has_bfloat16():
+        raise UserError(
+            f"--precision {training.precision}: this processor fails at 16-bit arithmetic; leave it out, or set the "
+            "environment variable ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16"
+        )
     return fabric
 
 
-def _refuse_missing_bfloat16(precision: str) -> None:
+@cache
+def _processor_has_bfloat16() -> bool:
     """Some virtual machines announce instructions that they do not have: the first product kills the process."""
     product = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); torch.nn.functional.linear(a, a)"
-    if subprocess.run([sys.executable, "-c", product], capture_output=True).returncode != 0:
-        raise UserError(
-            f"--precision {precision}: this processor fails at 16-bit arithmetic; leave it out, or set the environment "
-            "variable ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16"
-        )
+    return subprocess.run([sys.executable, "-c", product], capture_output=True).returncode == 0
 
 
 class _Distributed(DDPStrategy):
