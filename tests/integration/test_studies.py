@@ -104,6 +104,34 @@ def test_killed_twice_it_ends_with_the_same_table(
     assert (out / "study.md").exists()
 
 
+def test_a_study_takes_over_the_runs_that_it_shares_with_another(
+    calm: Path, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    class Asked:
+        workers = 1
+
+        def run(self, tasks: Sequence[Task]) -> Generator[Event, None, None]:
+            asked.extend(task.name for task in tasks)
+            yield from ()
+
+    monkeypatch.setattr(start, "_engine", lambda *given: Asked())
+    out = tmp_path / "out"
+    assert run_here(["study", "ablation", *words[2:], str(out), "--reuse", str(calm)]) == 0
+    same = {"ovanet": "ovanet", "ovanet+words+entropy": "ovanet+spa"}  # the preset has words and entropy
+    assert len(asked) == 2 * (5 - len(same)) and "folders-ovanet-0" not in asked and "folders-ovanet+words-1" in asked
+    for row, other in same.items():
+        ours, theirs = (f"grid/runs/folders-{name}-1/metrics.json" for name in (row, other))
+        assert (out / ours).read_bytes() == (calm / theirs).read_bytes()
+    assert len(list((out / "grid" / "runs").iterdir())) == 2 * len(same)
+
+    asked.clear()
+    other = [*words[2:-1], "eval_every=3", "--out", str(tmp_path / "other")]
+    assert run_here(["study", "ablation", *other, "--reuse", str(calm / "grid")]) == 2  # no run has finished
+    assert len(asked) == 2 * 5
+
+
 def test_another_study_in_the_same_folder_is_refused(calm: Path, words: list[str], cli: Cli) -> None:
     answer = cli(["study", "ablation", *words[2:], calm])
     assert answer.code == 2 and "holds the study seeds" in answer.err

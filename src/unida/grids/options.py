@@ -53,6 +53,8 @@ class GridOptions:
     """GPUs of each run; below 1, runs share one."""
     attempts: int = 3
     """Try a run this often if its worker process or its node dies."""
+    reuse: Annotated[tuple[Path, ...], shown("DIR")] = ()
+    """Copy finished runs with the same options and data from these grids or studies, instead of running them again."""
     dry_run: bool = False
     """Print the plan and how long it will take, and run nothing."""
     no_estimate: bool = False

@@ -14,6 +14,7 @@ from unida.grids.options import GridOptions
 from unida.grids.pages import write_page
 from unida.grids.plan import Task, check_plan, plan
 from unida.grids.results import Record, collect, forget_failure, note_failure
+from unida.grids.reuse import refuse_places, take_over
 from unida.grids.spec import Grid, grid_from, paper_spec, read_spec, run_options
 from unida.grids.worker import Outcome, carry_out
 from unida.support.suggest import did_you_mean
@@ -50,6 +51,7 @@ def start_grid(options: GridOptions, show: Show, content: Mapping[str, Any] | No
     grid, part = read_grid(options, content)
     tasks = plan(part, out)
     refuse_out(out, grid)
+    refuse_places(options.reuse)
     chosen = {task.name for task in tasks}
     check_plan([task for task in plan(grid, out) if task.name in chosen or task.folder.exists()])
     for line in plan_lines(grid, part, tasks):
@@ -58,6 +60,9 @@ def start_grid(options: GridOptions, show: Show, content: Mapping[str, Any] | No
         _estimate(options, tasks, out, _workers(options), show)
         return list(collect(plan(grid, out), out).values())
     with explaining_disk(out), claimed(out, grid):
+        if options.reuse:
+            taken = take_over([task for task in tasks if not task.is_finished], options.reuse)
+            show(f"taken over: {_count(taken, 'finished run')} of other grids")
         if options.engine == "slurm-script":
             return _write_script(options, grid, tasks, out, show)
         engine = _engine(options, grid, out, len(tasks))

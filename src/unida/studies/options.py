@@ -55,6 +55,8 @@ class StudyOptions:
     """Cores of each run."""
     gpus_per_run: Annotated[float | None, shown("N", "(default: 1 if there is a GPU, else 0; slurm-script: 0)")] = None
     """GPUs of each run; below 1, runs share one."""
+    reuse: Annotated[tuple[Path, ...], shown("DIR")] = ()
+    """Copy finished runs that this study shares with the studies in these folders, instead of running them again."""
     dry_run: bool = False
     """Print the plan and how long it will take, and run nothing."""
     no_estimate: bool = False
@@ -99,6 +101,7 @@ class StudyOptions:
             workers=self.workers,
             cpus_per_run=self.cpus_per_run,
             gpus_per_run=self.gpus_per_run,
+            reuse=self.reuse,
             dry_run=self.dry_run,
             no_estimate=self.no_estimate,
         )
