@@ -220,6 +220,8 @@ def fingerprint_of(config: Config) -> str:
     left_out = {*places, *vars(config.answering)}  # how images are answered changes no weight
     if config.spa.spa_task in (None, "count"):
         left_out.add("spa_task")  # runs that are older than the option did the same
+    if config.spa.spa_share is None:
+        left_out.add("spa_share")  # as above
     left_out |= {name for name in ("source_without", "target_without") if getattr(config.data, name) is None}
     plain = {name: str(value) for name, value in flat_options(config).items() if name not in left_out}
     return hashlib.blake2b(json.dumps(plain, sort_keys=True).encode(), digest_size=8).hexdigest()

@@ -51,8 +51,9 @@ def test_a_spec_has_all_rows_pairs_and_settings_of_its_results(name: str, place:
     for record in read_results(repository / "docs" / MEASURED[name]):
         assert (record["row"], record["pair"], record["setting"]) in there
         assert record["seed"] in grid.seeds and record["benchmark"] == grid.benchmark
-        for option in grid.options.keys() & {"backbone", "train", "regime"}:
-            assert record[option] == grid.options[option]
+        options = {**grid.options, **grid.rows[record["row"]]}  # a row's own options win
+        for option in options.keys() & {"backbone", "train", "regime"}:
+            assert record[option] == options[option]
 
 
 def test_two_folders_are_evaluated_with_labels_of_the_target(place: Path) -> None:

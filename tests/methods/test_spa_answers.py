@@ -1,6 +1,7 @@
 """SPA's features and answers, what is watched, and what is refused."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from unida.errors import UserError
 from unida.methods import METHODS
 from unida.methods.base import Problem
 from unida.methods.build import build_method
+from unida.methods.spa.backbone import WordBackbone
 from unida.methods.spa.method import PRETEXT, SPA
 from unida.methods.spa.options import SPAOptions, resolve
 from unida.models.backbone import open_backbone
@@ -164,17 +166,26 @@ def test_words_on_other_backbones(name: str, batches: Batches) -> None:
     assert at.shape[1] == method.prototypes.shape[1]
 
 
-def test_the_root_of_the_histogram_is_a_quarter_as_long_as_the_pooled_feature(batches: Batches) -> None:
+@pytest.mark.parametrize(("choices", "share"), [({}, 0.5), ({"share": 0.75}, 0.75)])
+def test_the_root_of_the_histogram_is_half_as_long_as_the_pooled_feature(
+    choices: dict[str, float], share: float, batches: Batches
+) -> None:
     """Beside the pooled vector, so that heads without bias and normalisation use both."""
-    method = prepare(build(preset="best"), batches).eval()
+    method = prepare(build(preset="best", **choices), batches).eval()
     with torch.no_grad():
         pooled = [method.backbone(batch.images).norm(dim=1) for batch in batches]
         feature = method.features(batches[0].images)
     length = torch.cat(pooled).mean().item()
     root = feature[:, -WORDS:]
-    assert root.norm(dim=1).numpy() == pytest.approx(0.25 * length, rel=1e-3)
+    assert root.norm(dim=1).numpy() == pytest.approx(share * length, rel=1e-3)
     shares = histogram(method.words.vocabulary(method.words.map(batches[0].images)))
     assert (root / root.norm(dim=1, keepdim=True)).square().numpy() == pytest.approx(shares.detach().numpy(), abs=1e-5)
+
+
+def test_a_model_that_is_older_than_the_share_has_the_share_of_its_time(batches: Batches) -> None:
+    """Its config says nothing of it."""
+    old = replace(resolve(SPAOptions(spa=True, spa_vocabulary=WORDS)), spa_share=None)
+    assert WordBackbone(make_backbone(), old).share == 0.25
 
 
 def test_the_words_that_unknown_images_are_grouped_by_are_roots_of_shares() -> None:

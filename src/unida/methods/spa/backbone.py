@@ -13,7 +13,7 @@ from unida.methods.spa.options import SPAOptions
 from unida.models.backbone import Backbone
 from unida.models.words import Words, histogram
 
-ROOT_SHARE = 0.25  # length of a histogram with scale "root", as a share of the pooled features' length
+OLD_SHARE = 0.25  # of models that are older than the option `spa_share`
 
 
 class Seen(NamedTuple):
@@ -39,6 +39,7 @@ class WordBackbone(nn.Module):
         count = options.spa_vocabulary
         assert count is not None and options.spa_similarity is not None and options.spa_temperature is not None
         self.vocabulary = Words(channels, count, options.spa_similarity, options.spa_temperature)
+        self.share = OLD_SHARE if options.spa_share is None else options.spa_share
         in_feature = options.spa_words == "on"
         has_losses = options.spa_pretext == "on" or options.spa_entropy == "on"
         self.goal_learns = in_feature and options.spa_goal_words == "on"
@@ -102,7 +103,7 @@ class WordBackbone(nn.Module):
             return F.relu(self.normalise(shares))
         if self.options.spa_scale == "root":
             # Always of length 1 (Hellinger's map), then scaled to a share of the pooled feature's length.
-            return shares.clamp_min(1e-9).sqrt() * (ROOT_SHARE * self.length)
+            return shares.clamp_min(1e-9).sqrt() * (self.share * self.length)
         if self.options.spa_scale == "unit":
             return F.normalize(shares, dim=1) / 0.05  # OVANet's temperature for normalised features
         return shares * shares.shape[1] if self.options.spa_scale == "count" else shares

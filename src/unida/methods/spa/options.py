@@ -41,8 +41,10 @@ class SPAOptions:
     spa_scale: Annotated[
         Literal["raw", "count", "root", "unit", "batchnorm"] | None, _named("scale", "raw|count|root|unit|batchnorm")
     ] = None
-    """Scale the histogram for the heads. raw: as it is; count: times the number of words; root: its square root, a
-    quarter as long as the pooled feature; unit: to length 20; batchnorm: ReLU of its BatchNorm."""
+    """Scale the histogram for the heads. raw: as it is; count: times the number of words; root: its square root, as long
+    as --spa.share says; unit: to length 20; batchnorm: ReLU of its BatchNorm."""
+    spa_share: Annotated[float | None, _named("share", "FLOAT", "(default: 0.5)")] = None
+    """With --spa.scale root, the histogram is this many times as long as the pooled feature."""
     spa_vocabulary: Annotated[int | None, _named("vocabulary", "K")] = None
     """Number of words."""
     spa_tap: Annotated[str | None, _named("tap", "NAME", "(default: the last)")] = None
@@ -89,6 +91,7 @@ PAPER: dict[str, Any] = {
     "spa_entropy": "on",
     "spa_place": "instead",  # ψ(x) ∈ R^K, f_g: R^K → C_s
     "spa_scale": "count",  # not in the paper; raw ψ has a mean of 1/K: heads without bias learn nothing from it
+    "spa_share": 0.5,  # ours: for the root alone
     "spa_vocabulary": 1024,  # the only K that gives the cost table's figures
     "spa_similarity": "dot",  # Eq. 4
     "spa_temperature": 1.0,  # Eq. 4
@@ -120,7 +123,7 @@ BEST: dict[str, Any] = {
     "spa_updates": "joint",
     "spa_anchored": "on",
     "spa_entropy_of": "target",
-    "spa_entropy_weight": 10.0,  # times the squared gap: 3 to 4 if the domains look different, a few tenths if alike
+    "spa_entropy_weight": 4.0,  # times the squared gap: 1 to 2 if the domains look different, a tenth if alike
     "spa_gap": "on",
     "spa_pretext": "off",  # with it, a run takes 1.6 times as long and is no better; if it is on:
     "spa_pretext_weight": 0.3,
@@ -145,7 +148,9 @@ def resolve(options: SPAOptions) -> SPAOptions:
 def _check(resolved: SPAOptions, given: SPAOptions) -> None:
     check_numbers(resolved, "spa_vocabulary", least=1, most=LARGEST_VOCABULARY)
     check_numbers(resolved, "spa_pool", least=1, most=LARGEST_POOL)
-    check_numbers(resolved, "spa_temperature", above=0)
+    check_numbers(resolved, "spa_temperature", "spa_share", above=0)
+    if given.spa_share is not None and resolved.spa_scale != "root":
+        raise UserError(f"--spa.share has no effect with --spa.scale {resolved.spa_scale}: leave one of them out")
     check_numbers(resolved, "spa_entropy_weight", "spa_pretext_weight", least=0)
     check_numbers(resolved, "spa_grid", least=2, most=MAX_GRID)
     parse_bins(resolved.spa_bins, resolved.spa_grid**2)  # type: ignore[arg-type, operator]
