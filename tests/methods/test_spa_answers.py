@@ -188,6 +188,13 @@ def test_a_model_that_is_older_than_the_share_has_the_share_of_its_time(batches:
     assert WordBackbone(make_backbone(), old).share == 0.25
 
 
+def test_the_share_is_of_the_root_alone() -> None:
+    with pytest.raises(UserError, match=r"--spa\.share has no effect with --spa\.scale count"):
+        resolve(SPAOptions(spa=True, spa_preset="paper", spa_share=0.3))
+    complete = resolve(SPAOptions(spa=True, spa_preset="paper"))
+    assert resolve(complete) == complete  # as a saved config is read
+
+
 def test_the_words_that_unknown_images_are_grouped_by_are_roots_of_shares() -> None:
     method = build().eval()
     images = torch.randn(3, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(0))

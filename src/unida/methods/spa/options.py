@@ -149,7 +149,7 @@ def _check(resolved: SPAOptions, given: SPAOptions) -> None:
     check_numbers(resolved, "spa_vocabulary", least=1, most=LARGEST_VOCABULARY)
     check_numbers(resolved, "spa_pool", least=1, most=LARGEST_POOL)
     check_numbers(resolved, "spa_temperature", "spa_share", above=0)
-    if given.spa_share is not None and resolved.spa_scale != "root":
+    if resolved.spa_scale != "root" and resolved.spa_share != PRESETS[resolved.spa_preset]["spa_share"]:
         raise UserError(f"--spa.share has no effect with --spa.scale {resolved.spa_scale}: leave one of them out")
     check_numbers(resolved, "spa_entropy_weight", "spa_pretext_weight", least=0)
     check_numbers(resolved, "spa_grid", least=2, most=MAX_GRID)
