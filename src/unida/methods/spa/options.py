@@ -41,8 +41,8 @@ class SPAOptions:
     spa_scale: Annotated[
         Literal["raw", "count", "root", "unit", "batchnorm"] | None, _named("scale", "raw|count|root|unit|batchnorm")
     ] = None
-    """Scale the histogram for the heads. raw: as it is; count: times the number of words; root: its square root, as long
-    as --spa.share says; unit: to length 20; batchnorm: ReLU of its BatchNorm."""
+    """Scale the histogram for the heads. raw: as it is; count: times the number of words; root: its square root, as
+    long as --spa.share says; unit: to length 20; batchnorm: ReLU of its BatchNorm."""
     spa_share: Annotated[float | None, _named("share", "FLOAT", "(default: 0.5)")] = None
     """With --spa.scale root, the histogram is this many times as long as the pooled feature."""
     spa_vocabulary: Annotated[int | None, _named("vocabulary", "K")] = None
