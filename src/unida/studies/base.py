@@ -17,7 +17,7 @@ from unida.methods import METHODS
 from unida.studies.label_sets import refuse_unlabelled
 from unida.studies.options import StudyOptions
 from unida.support.files import write_csv, write_text, written_aside
-from unida.support.progress import duration
+from unida.support.progress import duration, progress
 from unida.support.tables import markdown
 
 if TYPE_CHECKING:
@@ -154,10 +154,12 @@ def write_study(
     assert options.out is not None
     if not finished:
         raise UserError(f"no run of the study has finished: see {options.out / 'grid' / 'logs'} for the reasons")
-    lines = []
-    for row, task, record in finished:
-        named = {"row": row.name, **row.about, "pair": task.pair, "setting": task.setting, "seed": task.seed}
-        lines += [{**named, **measured} for measured in study.measure(row, task, record, options)]
+    lines: list[Line] = []
+    with progress("measuring runs", len(finished)) as report:
+        for done, (row, task, record) in enumerate(finished, start=1):
+            named = {"row": row.name, **row.about, "pair": task.pair, "setting": task.setting, "seed": task.seed}
+            lines += [{**named, **measured} for measured in study.measure(row, task, record, options)]
+            report(done)
     about = dict.fromkeys(name for row, _, _ in finished for name in row.about)
     columns = ("row", *about, "pair", "setting", "seed", *study.measured)
     write_csv(options.out / "results.csv", [columns, *([text(line.get(name)) for name in columns] for line in lines)])
