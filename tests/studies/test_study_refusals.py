@@ -41,6 +41,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (f"ablation {OFFICE}", "--root DIR is missing"),
         (f"ablation {OFFICE} --root . --pairs A:X", "no domain 'X'"),
         (f"ablation {OFFICE} --root . --setting odsa", "has no setting 'odsa'"),
+        (f"pretext {HERE} --tasks cont", "Expected one of count, rotation"),
         (f"grid-size {HERE} --grids 1", "numbers from 2 to 6"),
         (f"few-classes {HERE} --classes 1", "numbers of 2 or more"),
         (f"few-classes {HERE} --classes 7", "the source has 2 classes"),

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from unida.errors import UserError
 from unida.grids.options import EngineName, GridOptions
 from unida.methods import METHODS
+from unida.methods.spa.options import TaskName
 from unida.support.options import LARGEST_INTEGER, check_numbers, shown
 from unida.support.suggest import did_you_mean
 
@@ -118,6 +119,12 @@ class SeedsOptions(StudyOptions):
     """The benchmark's label sets: osda, as in the paper's table, or another."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds of the runs, as many as the paper has."""
+
+
+@dataclass(frozen=True)
+class PretextOptions(StudyOptions):
+    tasks: Annotated[tuple[TaskName, ...], shown("NAME", "(default: all six)")] = get_args(TaskName)
+    """The pretext tasks. colorization and inpainting paint pictures: their runs take several times as long."""
 
 
 @dataclass(frozen=True)

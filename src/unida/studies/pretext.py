@@ -1,10 +1,7 @@
 """`unida study pretext`: SPA's pretext task beside five others, and beside none."""
 
-from typing import get_args
-
 from unida.grids.plan import Task
 from unida.grids.results import Record
-from unida.methods.spa.options import TaskName
 from unida.studies.base import (
     HOS_COLUMNS,
     Line,
@@ -20,17 +17,17 @@ from unida.studies.base import (
     seed_means,
 )
 from unida.studies.curves import last_pretext_accuracy
-from unida.studies.options import StudyOptions
+from unida.studies.options import PretextOptions, StudyOptions
 
 
-def rows(options: StudyOptions) -> list[Row]:
+def rows(options: PretextOptions) -> list[Row]:
     method = options.method
     return [
         Row(f"{method}+words", of_spa(method, options, False, False), {"task": "none", "entropy": "no"}),
         Row(f"{method}+words+entropy", of_spa(method, options, True, False), {"task": "none", "entropy": "yes"}),
         *(
             Row(f"{method}+{task}", of_spa(method, options, spa_task=task), {"task": task, "entropy": "yes"})
-            for task in get_args(TaskName)
+            for task in dict.fromkeys(options.tasks)
         ),
     ]
 
@@ -59,4 +56,5 @@ PRETEXT = Study(
     how="The row with words only has no loss on its words; the one with words and entropy has no task; all tasks have "
     "the entropy loss, as in the paper. Pretext accuracy is that of the last training batches, of both domains; for "
     "colorization it is the share of places with the right colour, and for inpainting there is none.",
+    Options=PretextOptions,
 )
