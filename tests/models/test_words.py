@@ -64,6 +64,26 @@ def test_a_histogram_is_the_mean_over_locations_and_sums_to_one(features: Tensor
     np.testing.assert_allclose(shares.detach(), np.exp(slow_log_words(features, words)).mean(axis=1), rtol=1e-4)
 
 
+def test_gradients_of_cosines_are_those_of_finite_differences() -> None:
+    draw = torch.Generator().manual_seed(0)
+    locations, directions = (torch.randn(shape, generator=draw).double() for shape in ((2, 3, 7), (5, 7)))
+    both = (locations.requires_grad_(), torch.nn.functional.normalize(directions, dim=1).requires_grad_())
+    assert torch.autograd.gradcheck(words_module._Cosines.apply, both)
+
+
+def test_gradients_of_16_bit_maps_are_those_of_plain_arithmetic(features: Tensor) -> None:
+    words = make_words("cosine", 0.5)
+    found = []
+    for kind in (torch.bfloat16, torch.float32):
+        maps = features.to(torch.bfloat16).to(kind).requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=kind is torch.bfloat16):
+            logs = words(maps)
+        (gradient,) = torch.autograd.grad(word_entropy(logs), maps)
+        assert logs.dtype == torch.float32 and gradient.dtype == kind
+        found.append(gradient.float())
+    torch.testing.assert_close(*found, rtol=0.05, atol=2e-3)
+
+
 @every_similarity
 def test_equal_prototypes_give_the_highest_entropy(features: Tensor, similarity: Similarity) -> None:
     words = make_words(similarity)

@@ -5,7 +5,7 @@
 """
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -46,10 +46,54 @@ class Words(nn.Module):
         locations = features.permute(0, 2, 3, 1).flatten(1, 2)  # in channels-last memory this is no copy
         if self.similarity == "dot":
             return (F.linear(locations, prototypes).float() / self.temperature).log_softmax(dim=-1)
-        # The product is divided by the lengths, not the features: there are fewer words than channels.
-        lengths = torch.linalg.vector_norm(locations.float(), dim=-1, keepdim=True).clamp_min(1e-12)
-        cosines = F.linear(locations.float(), F.normalize(prototypes, dim=1)) / lengths
+        directions = F.normalize(prototypes, dim=1)
+        learns = torch.is_grad_enabled() and (locations.requires_grad or directions.requires_grad)
+        cosines = _Cosines.apply(locations, directions) if learns else cosines_of(locations, directions)[0]
         return (cosines / self.temperature).log_softmax(dim=-1)
+
+
+def cosines_of(locations: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
+    """In float32, the cosines of each location with each word (…, K), and the lengths of the locations (…, 1).
+
+    Args:
+        locations: (…, D).
+        directions: (K, D) of length 1.
+    """
+    kind = torch.promote_types(locations.dtype, torch.float32)
+    with torch.autocast(locations.device.type, enabled=False):  # it would make a copy in float32 first
+        lengths = torch.linalg.vector_norm(locations, dim=-1, keepdim=True, dtype=kind).clamp_min(1e-12)
+    # The product is divided by the lengths, not the features: there are fewer words than channels.
+    return F.linear(locations, directions.to(locations.dtype)).to(kind) / lengths, lengths
+
+
+class _Cosines(torch.autograd.Function):
+    """`cosines_of`, with a backward pass of its own.
+
+    The locations are large. torch would go through them several times, in float32 also if they have 16 bits.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, locations: Tensor, directions: Tensor) -> Tensor:
+        cosines, lengths = cosines_of(locations, directions)
+        ctx.save_for_backward(locations, directions, cosines, lengths)
+        return cosines
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """∂cos/∂h = v/‖h‖ − cos h/‖h‖², ∂cos/∂v = h/‖h‖."""
+        locations, directions, cosines, lengths = ctx.saved_tensors
+        of_products = gradient / lengths
+        for_locations = for_directions = None
+        if ctx.needs_input_grad[0]:
+            shrinks = (of_products * cosines).sum(dim=-1, keepdim=True) / lengths
+            kind = locations.dtype
+            for_locations = of_products.to(kind) @ directions.to(kind)
+            for_locations.addcmul_(shrinks.to(kind), locations, value=-1)
+        if ctx.needs_input_grad[1]:
+            rows = of_products.flatten(0, -2).to(locations.dtype)
+            for_directions = (rows.T @ locations.flatten(0, -2)).to(directions.dtype)
+        return for_locations, for_directions
 
 
 def histogram(log_words: Tensor) -> Tensor:
