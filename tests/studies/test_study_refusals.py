@@ -123,6 +123,24 @@ def test_a_method_that_cannot_train_a_tail_has_its_own_regime(tmp_path: Path) ->
     check_plan(tasks)
 
 
+@pytest.mark.parametrize(
+    ("is_fast", "changed", "told"),
+    [
+        (True, {}, "bf16-mixed"),
+        (False, {}, None),
+        (True, {"train": "head"}, None),
+        (True, {"engine": "slurm-script"}, None),
+    ],
+)
+def test_runs_use_16_bits_where_that_is_faster(
+    is_fast: bool, changed: dict[str, Any], told: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unida.training.devices.calculates_fast_in_16_bits", lambda: is_fast)
+    study = STUDIES["ablation"]
+    options = study.Options(out=tmp_path / "out", benchmark="office31", root=tmp_path, **changed)
+    assert content_of(study, [], options)["options"].get("precision") == told
+
+
 def test_the_list_names_every_study(capsys: pytest.CaptureFixture[str]) -> None:
     main(["study"])
     said = capsys.readouterr().out

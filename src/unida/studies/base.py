@@ -96,7 +96,7 @@ def content_of(study: Study, rows: Any, options: StudyOptions) -> dict[str, Any]
         "title": _title(study),
         "rows": {row.name: dict(row.options) for row in rows},
         "seeds": list(options.seeds),
-        "options": {"train": options.train, "regime": options.regime},
+        "options": {"train": options.train, "regime": options.regime, **_precision(options)},
         "published": "none",
     }
     if options.benchmark is None:
@@ -104,6 +104,15 @@ def content_of(study: Study, rows: Any, options: StudyOptions) -> dict[str, Any]
         return {**content, "folders": {FOLDERS: both}}
     content |= {"benchmark": options.benchmark, "root": options.root, "settings": [options.setting]}
     return content if options.pairs is None else {**content, "pairs": list(options.pairs)}
+
+
+def _precision(options: StudyOptions) -> dict[str, str]:
+    """16 bits where they halve the time: a study is many runs. A cluster's machines may differ from this one."""
+    if options.engine == "slurm-script" or options.train == "head":
+        return {}
+    from unida.training.devices import calculates_fast_in_16_bits  # imports torch
+
+    return {"precision": "bf16-mixed"} if calculates_fast_in_16_bits() else {}
 
 
 def of_method(method: str, options: StudyOptions, **changes: Any) -> dict[str, Any]:
