@@ -3,6 +3,7 @@
 import os
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -146,6 +147,25 @@ def test_other_weights_tap_crop_or_normalisation_have_a_shelf_of_their_own(
     assert len(rows_files(tmp_path)) == 4
     other_weights.freeze(POOLED, torch.float16)
     assert prepared(other_weights).test_view(pixels, np.array([0])).shape == (1, other_weights.num_features)
+
+
+def test_training_what_follows_the_tap_leaves_the_shelf_valid(
+    backbone: Backbone, pixels: Pixels, tmp_path: Path
+) -> None:
+    def shelves() -> int:
+        prepare(inputs_for(backbone, tmp_path, views=1)[0], (pixels, TEST_VIEW))
+        return len(rows_files(tmp_path))
+
+    assert shelves() == 1
+    model: Any = backbone.model
+    with torch.no_grad():
+        for parameter in backbone.parameters():
+            if parameter.requires_grad:
+                parameter.add_(1.0)
+        model.layer4[0].bn1.running_mean += 1
+        assert shelves() == 1
+        model.layer1[0].bn1.running_mean += 1  # of the frozen part, though not a parameter
+        assert shelves() == 2
 
 
 def test_starting_at_the_tap_equals_starting_at_the_image(backbone: Backbone, pixels: Pixels, tmp_path: Path) -> None:

@@ -24,6 +24,10 @@ from unida.models.options import default_backbone
 IMAGES = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(3))
 
 
+def fingerprint(module: nn.Module) -> str:
+    return weights.fingerprint(module.state_dict())
+
+
 def with_lively_statistics(model: nn.Module) -> nn.Module:
     """Random running statistics and affine weights, so that swapped layers or a wrong eps change outputs."""
     generator = torch.Generator().manual_seed(5)
@@ -390,7 +394,7 @@ def test_lite0_file_in_any_order(tmp_path: Path) -> None:
     file = torch.load(weights.lite0_wheel_file(), weights_only=True)
     safetensors.torch.save_file(shuffled(file), tmp_path / "lite0.safetensors")
     resaved = create_backbone("tf_efficientnet_lite0.in1k", tmp_path / "lite0.safetensors")
-    assert weights.fingerprint(resaved) == weights.fingerprint(create_backbone("tf_efficientnet_lite0"))
+    assert fingerprint(resaved) == fingerprint(create_backbone("tf_efficientnet_lite0"))
     assert resaved.mean == (127 / 255,) * 3
 
 
@@ -427,7 +431,7 @@ def test_random_weights_on_purpose() -> None:
     torch.manual_seed(0)
     again = create_backbone("test_resnet", weights="none")
     other = create_backbone("test_resnet", weights="none")
-    assert weights.fingerprint(first) == weights.fingerprint(again) != weights.fingerprint(other)
+    assert fingerprint(first) == fingerprint(again) != fingerprint(other)
 
 
 def test_default_backbone() -> None:
@@ -441,14 +445,14 @@ def test_fingerprint_sees_values_names_types_and_shapes_only() -> None:
     layer = nn.Conv2d(3, 4, 3)
     same = nn.Conv2d(3, 4, 3)
     same.load_state_dict(layer.state_dict())
-    found = weights.fingerprint(layer)
-    assert weights.fingerprint(same.to(memory_format=torch.channels_last)) == found
-    assert weights.fingerprint(nn.Sequential(layer)) != found  # other names
-    assert weights.fingerprint(same.to(torch.bfloat16)) != found
+    found = fingerprint(layer)
+    assert fingerprint(same.to(memory_format=torch.channels_last)) == found
+    assert fingerprint(nn.Sequential(layer)) != found  # other names
+    assert fingerprint(same.to(torch.bfloat16)) != found
     with torch.no_grad():
         layer.bias[0] += 1e-6
-    assert weights.fingerprint(layer) != found
+    assert fingerprint(layer) != found
     reshaped = nn.Conv2d(3, 4, (1, 9))
     reshaped.weight.data = layer.weight.detach().reshape(4, 3, 1, 9)
     reshaped.bias = layer.bias
-    assert weights.fingerprint(reshaped) != weights.fingerprint(layer)
+    assert fingerprint(reshaped) != fingerprint(layer)

@@ -48,5 +48,5 @@ def stem_of(backbone: Backbone, crop: int, number_format: FeatureFormat, engine:
         finally:
             backbone.train(was_training)
 
-    key = f"{fingerprint(backbone)} {backbone.frozen_at} {backbone.mean} {backbone.std}"
+    key = f"{fingerprint(backbone.frozen_state())} {backbone.frozen_at} {backbone.mean} {backbone.std}"
     return Stem(run, shape, f"{key} {engine_key}" if engine_key else key, number_format)

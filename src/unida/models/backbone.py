@@ -181,10 +181,23 @@ class Backbone(nn.Module):
 
     def parameters_upto(self, tap: str) -> Iterator[nn.Parameter]:
         """The parameters used through ``tap``."""
+        is_upto = self._names_upto(tap)
+        return (parameter for name, parameter in self.model.named_parameters() if is_upto(name))
+
+    def frozen_state(self) -> dict[str, Tensor]:
+        """Parameters and buffers that the output of `stem` depends on. Training does not change them."""
+        assert self.frozen_at is not None, "nothing is frozen"
+        everything = self.model.state_dict()
+        if self.frozen_at == POOLED:
+            return everything
+        is_upto = self._names_upto(self.frozen_at)
+        return {name: tensor for name, tensor in everything.items() if is_upto(name)}
+
+    def _names_upto(self, tap: str) -> Callable[[str], bool]:
+        """Whether the parameter or buffer of this name belongs to a stage through ``tap``."""
         owned = tuple(name for stage in self._stages[: self.position(tap) + 1] for name in stage.owns)
         prefixes = tuple(f"{name}." for name in owned)
-        named = self.model.named_parameters()
-        return (parameter for name, parameter in named if name in owned or name.startswith(prefixes))
+        return lambda name: name in owned or name.startswith(prefixes)
 
     def position(self, tap: str) -> int:
         """The tap's place in `taps`; a name that is not there is a UserError."""

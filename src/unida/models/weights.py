@@ -6,12 +6,13 @@ Random weights are never a fallback. They are used only on purpose, with ``weigh
 import hashlib
 import importlib
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import timm
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from unida.errors import UserError
 from unida.models import hub
@@ -99,13 +100,13 @@ def refuse_model(name: str, weights: str | Path | None) -> None:
     _weight_file(weights)
 
 
-def fingerprint(module: nn.Module) -> str:
-    """A stable hash of all parameters and buffers. It does not depend on device and memory format."""
+def fingerprint(state: Mapping[str, Tensor]) -> str:
+    """A stable hash of parameters and buffers. It does not depend on device and memory format."""
     digest = hashlib.blake2b(digest_size=16)
-    for key, value in sorted(module.state_dict().items()):
+    for key, value in sorted(state.items()):
         digest.update(f"{key}|{value.dtype}|{tuple(value.shape)}|".encode())
         data = value.detach().cpu().contiguous().flatten()
-        digest.update(data.view(torch.uint8).numpy())
+        digest.update(data.view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

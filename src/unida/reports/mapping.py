@@ -10,9 +10,10 @@ from torch import Tensor
 from unida.answering.together import centred
 from unida.data.settings import UNKNOWN
 from unida.reports import charts
-from unida.reports.looking import Model, SomeSource, principal_plane, some
+from unida.reports.looking import SomeSource, principal_plane, some
 from unida.reports.pictures import TileSheet, tile_sheet
 from unida.reports.rundata import NOT_KNOWN, RunData
+from unida.runs.looking import Model
 
 MOST_TARGET = 700  # images on the map
 

@@ -18,13 +18,14 @@ from unida.errors import UserError
 from unida.evaluation.names import METRIC_NOTES
 from unida.reports import charts
 from unida.reports.gallery import choose_pictures
-from unida.reports.looking import Model, open_model, some_source
+from unida.reports.looking import some_source
 from unida.reports.mapping import MapSection, draw_map
 from unida.reports.page import render, require_packages
 from unida.reports.rundata import NOT_KNOWN, RunData, command_to_repeat, read_run
 from unida.reports.thresholds import threshold_rows
 from unida.reports.words import WordRow, word_rows
 from unida.runs.folder import refuse_unfinished
+from unida.runs.looking import Model, open_model
 from unida.runs.summary import percent
 from unida.support.files import write_text
 from unida.support.options import flag

@@ -9,9 +9,10 @@ from unida.analysis.atlas import WordUse, patch_box, used_by, word_use, words_to
 from unida.data.augment import centre_views
 from unida.data.pixels import Pixels
 from unida.methods.spa.method import SPA
-from unida.reports.looking import Model, some
+from unida.reports.looking import some
 from unida.reports.pictures import jpeg_uri
 from unida.reports.rundata import RunData
+from unida.runs.looking import Model
 
 MOST_IMAGES = 200  # of the target
 MOST_WORDS, PATCHES = 24, 5

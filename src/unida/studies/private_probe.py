@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 MEASURED = ("space", "linear", "linear_std", "clustering", "nmi", "private_classes", "private_images")
 SHOWN = {"linear": "linear accuracy", "clustering": "clustering accuracy", "nmi": "NMI"}
-AT_ONCE = 32  # images
 
 
 def rows(options: ProbeOptions) -> list[Row]:
@@ -40,29 +39,22 @@ def measure(row: Row, task: Task, record: Record, options: ProbeOptions) -> list
 
 def private_images(folder: Path) -> tuple[dict[str, "Tensor"], "Tensor"]:
     """Features and true classes of the target's images of private classes. The truth is used to measure only."""
-    import numpy as np
     import torch
 
     from unida.config import load_config
-    from unida.data.augment import Preprocess
     from unida.evaluation.truth import read_truth_of_run
     from unida.methods.spa.method import SPA
     from unida.models.words import histogram
-    from unida.runs.modelfile import load_model
-    from unida.support.processes import open_fabric_for_answers
+    from unida.runs.looking import open_model
 
     config = load_config(folder / "config.yaml")
-    method, info = load_model(folder / "checkpoint" / "model.safetensors", config)
-    device = open_fabric_for_answers().device
-    method.to(device)
-    preprocess = Preprocess(info.crop, info.mean, info.std, device)
-    truth = read_truth_of_run(config.data, info.classes, None, visible=False)
-    is_private = truth.labels >= len(info.classes)
-    pixels = truth.pixels.subset(is_private)
+    model = open_model(folder, config)
+    method, classes = model.method, model.info.classes
+    truth = read_truth_of_run(config.data, classes, None, visible=False)
+    is_private = truth.labels >= len(classes)
     parts: dict[str, list[Tensor]] = {}
     with torch.inference_mode():
-        for index in np.split(np.arange(len(pixels)), range(AT_ONCE, len(pixels), AT_ONCE)):
-            images = preprocess.test_view(pixels, index)
+        for images in model.views(truth.pixels.subset(is_private)):
             parts.setdefault("feature", []).append(method.features(images).float().cpu())
             if isinstance(method, SPA):
                 shares = histogram(method.words.log_words(method.words.map(images)))
