@@ -29,26 +29,29 @@ def steady(backbone: nn.Module, seen: Seen = USUAL, **options: Any) -> DCC:
 # how strange
 
 
-def slow_strangeness(clusters: np.ndarray, classes: np.ndarray, temperature: float) -> list[float]:
+def slow_strangeness(clusters: np.ndarray, classes: np.ndarray, temperature: float, measure_reach: bool) -> list[float]:
     found = []
+    itself = max(float(k @ c) for k in clusters for c in classes) if measure_reach else 1.0
     for centre in clusters:
         cosines = [float(centre @ other) for other in classes]
         c = int(np.argmax(cosines))
         others = [float(classes[c] @ other) for i, other in enumerate(classes) if i != c]
-        halfway = (1 + max([0.0, *others])) / 2
+        halfway = (itself + max([0.0, *others])) / 2
         found.append(1 / (1 + math.exp(-(halfway - cosines[c]) / temperature)))
     return found
 
 
+@pytest.mark.parametrize("measure_reach", [False, True])
 @pytest.mark.parametrize("classes", [1, 2, 7])
-def test_strangeness_is_its_formula(classes: int) -> None:
+def test_strangeness_is_its_formula(classes: int, measure_reach: bool) -> None:
     draw = np.random.default_rng(classes)
     rows = draw.normal(size=(classes + 12, 5))
     rows[classes : 2 * classes] = rows[:classes] + 0.3 * draw.normal(size=(classes, 5))  # some are near a class
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     of_classes, of_clusters = torch.from_numpy(rows[:classes]), torch.from_numpy(rows[classes:])
-    found = strangeness(of_clusters, of_classes, 0.1)
-    assert found.tolist() == pytest.approx(slow_strangeness(rows[classes:], rows[:classes], 0.1), rel=1e-5)
+    found = strangeness(of_clusters, of_classes, 0.1, measure_reach)
+    expected = slow_strangeness(rows[classes:], rows[:classes], 0.1, measure_reach)
+    assert found.tolist() == pytest.approx(expected, rel=1e-5)
     assert found.min() < 0.5 < found.max()
 
 
@@ -61,6 +64,14 @@ def test_halfway_to_the_next_class_is_the_edge() -> None:
     assert found[2].item() == pytest.approx(0.5, abs=1e-5)
     assert found[:2].max() < 0.5 < found[3:].min()
     assert (found.diff() > 0).all()
+
+
+def test_where_no_cluster_comes_near_a_class_the_edge_is_nearer_too() -> None:
+    classes = torch.eye(3)[:2]  # at right angles
+    cosines = torch.tensor([0.6, 0.31, 0.29])  # the nearest cluster is at 0.6, so the edge is at 0.3
+    clusters = torch.stack([cosines, torch.zeros(3), (1 - cosines**2).sqrt()], dim=1)
+    assert (strangeness(clusters, classes, 0.1) < 0.5).tolist() == [True, False, False]
+    assert (strangeness(clusters, classes, 0.1, measure_reach=True) < 0.5).tolist() == [True, True, False]
 
 
 def test_a_class_without_images_is_no_neighbour() -> None:

@@ -101,23 +101,26 @@ def share_of_each(agrees: Tensor, groups: Tensor, sizes: Tensor) -> Tensor:
     return hits / sizes.clamp(min=1)
 
 
-def strangeness(clusters: Tensor, classes: Tensor, temperature: float) -> Tensor:
+def strangeness(clusters: Tensor, classes: Tensor, temperature: float, measure_reach: bool = False) -> Tensor:
     """How far each cluster is from being its nearest class: σ((h − cos) / temperature), ½ at the cosine h.
 
-    h lies halfway between the class itself (cosine 1) and the nearest other class of the source, which is certainly
-    something else. A right angle is as different as can be: classes at obtuse angles count as if at right ones.
+    h lies halfway between the class itself and the nearest other class of the source, which is certainly something
+    else. A right angle is as different as can be: classes at obtuse angles count as if at right ones.
 
     Args:
         clusters: (K, d) centres, of unit length.
         classes: (C, d) centres, of unit length; zeros for a class without images.
+        measure_reach: the class itself has the cosine 1, but between two domains no cluster may come near it. With
+            this, the cosine of the nearest pair of a cluster and a class takes its place.
 
     Returns:
         (K,) in 0…1.
     """
     alike = classes @ classes.T
     alike.fill_diagonal_(0)
-    halfway = (1 + alike.amax(dim=1).clamp(min=0)) / 2
     cosine, nearest = (clusters @ classes.T).max(dim=1)
+    itself = cosine.max() if measure_reach else torch.ones_like(cosine[0])
+    halfway = (itself + alike.amax(dim=1).clamp(min=0)) / 2
     return torch.sigmoid((halfway[nearest] - cosine) / temperature)
 
 
