@@ -154,9 +154,9 @@ class DCC(Method):
 
     @property
     def measures_reach(self) -> bool:
-        """Where features train as published, source classes shrink to points, and no cluster comes near one.
+        """Where features train as published, no cluster comes near a class: half of the known images were refused.
 
-        On features that are kept it makes next to no difference (docs/studies/dcc.md).
+        On features that are kept it makes little difference (docs/studies/dcc.md).
         """
         return self.problem.regime == PUBLISHED
 

@@ -51,12 +51,12 @@ def _processor_has_bfloat16() -> bool:
 
 
 def calculates_fast_in_16_bits() -> bool:
-    """Whether this machine trains on a processor with instructions for bfloat16: a step then takes half as long.
+    """Whether this machine trains on a processor with instructions for bfloat16: a step then takes about half as long.
 
-    Others emulate them, which is no faster.
+    Others emulate them.
     """
     if torch.accelerator.is_available():
-        return False  # another question there; and a GPU is fast enough with 32 bits
+        return False  # measured on processors only
     has = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
     return any(found is not None and found() for found in has) and _processor_has_bfloat16()
 
