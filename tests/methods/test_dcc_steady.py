@@ -10,7 +10,7 @@ from few_steps import Batches, decided, losses_of, total
 from tiny_dcc import CLASSES, NECK, USUAL, Seen, around, made_up, scene, with_extras
 from torch import Tensor, nn
 
-from unida.clustering.consensus import Consensus, cluster_by_each, strangeness
+from unida.clustering.consensus import Consensus, cluster_by_each
 from unida.methods import dcc
 from unida.methods.base import Problem
 from unida.methods.dcc import DCC, NO_STRANGENESS, numbers_of_clusters
@@ -24,60 +24,6 @@ def steady(backbone: nn.Module, seen: Seen = USUAL, **options: Any) -> DCC:
     method = made_up(backbone, seen, clustering="steady", **options)
     method.cluster(0, seen)
     return method
-
-
-# how strange
-
-
-def slow_strangeness(clusters: np.ndarray, classes: np.ndarray, temperature: float, measure_reach: bool) -> list[float]:
-    found = []
-    itself = max(float(k @ c) for k in clusters for c in classes) if measure_reach else 1.0
-    for centre in clusters:
-        cosines = [float(centre @ other) for other in classes]
-        c = int(np.argmax(cosines))
-        others = [float(classes[c] @ other) for i, other in enumerate(classes) if i != c]
-        halfway = (itself + max([0.0, *others])) / 2
-        found.append(1 / (1 + math.exp(-(halfway - cosines[c]) / temperature)))
-    return found
-
-
-@pytest.mark.parametrize("measure_reach", [False, True])
-@pytest.mark.parametrize("classes", [1, 2, 7])
-def test_strangeness_is_its_formula(classes: int, measure_reach: bool) -> None:
-    draw = np.random.default_rng(classes)
-    rows = draw.normal(size=(classes + 12, 5))
-    rows[classes : 2 * classes] = rows[:classes] + 0.3 * draw.normal(size=(classes, 5))  # some are near a class
-    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    of_classes, of_clusters = torch.from_numpy(rows[:classes]), torch.from_numpy(rows[classes:])
-    found = strangeness(of_clusters, of_classes, 0.1, measure_reach)
-    expected = slow_strangeness(rows[classes:], rows[:classes], 0.1, measure_reach)
-    assert found.tolist() == pytest.approx(expected, rel=1e-5)
-    assert found.min() < 0.5 < found.max()
-
-
-def test_halfway_to_the_next_class_is_the_edge() -> None:
-    angle = math.radians(60)  # between two classes: a cosine of ½, so the edge is at ¾
-    classes = torch.tensor([[1.0, 0, 0], [math.cos(angle), math.sin(angle), 0]])
-    cosines = torch.tensor([1.0, 0.76, 0.75, 0.74, 0.0])
-    clusters = torch.stack([cosines, torch.zeros(5), (1 - cosines**2).sqrt()], dim=1)  # away from the second class
-    found = strangeness(clusters, classes, 0.1)
-    assert found[2].item() == pytest.approx(0.5, abs=1e-5)
-    assert found[:2].max() < 0.5 < found[3:].min()
-    assert (found.diff() > 0).all()
-
-
-def test_where_no_cluster_comes_near_a_class_the_edge_is_nearer_too() -> None:
-    classes = torch.eye(3)[:2]  # at right angles
-    cosines = torch.tensor([0.6, 0.31, 0.29])  # the nearest cluster is at 0.6, so the edge is at 0.3
-    clusters = torch.stack([cosines, torch.zeros(3), (1 - cosines**2).sqrt()], dim=1)
-    assert (strangeness(clusters, classes, 0.1) < 0.5).tolist() == [True, False, False]
-    assert (strangeness(clusters, classes, 0.1, measure_reach=True) < 0.5).tolist() == [True, True, False]
-
-
-def test_a_class_without_images_is_no_neighbour() -> None:
-    classes = torch.tensor([[1.0, 0, 0], [0, 0, 0]])
-    found = strangeness(torch.tensor([[1.0, 0, 0], [-1, 0, 0]]), classes, 0.1)
-    assert found.tolist() == pytest.approx([1 / (1 + math.exp(5)), 1 / (1 + math.exp(-5))])
 
 
 # a round

@@ -17,6 +17,7 @@ images, and what else was tried.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -87,15 +88,28 @@ def threshold_of_share(unknown: Tensor, share: float) -> float:
     return float(falling[count]) if count < len(falling) else -1.0
 
 
-def fit(x: Tensor) -> tuple[Tensor, Tensor, float]:
-    """(N,) → means (2,), widths (2,) and the share of the second, by EM with the prior above."""
-    prior, spread = x.new_tensor(MEANS), x.new_tensor(WIDTHS)
+def fit(
+    x: Tensor,
+    means_before: Sequence[float] = MEANS,
+    widths_before: Sequence[float] = WIDTHS,
+    images: Tensor | None = None,
+) -> tuple[Tensor, Tensor, float]:
+    """(N,) → means (2,), widths (2,) and the share of the second, by EM.
+
+    Args:
+        means_before: of known and unknown images before one is seen, as if n of each kind had said so (above).
+        widths_before: the same.
+        images: (N,) how many images each x stands for; one by default.
+    """
+    images = torch.ones_like(x) if images is None else images.to(x)
+    total = float(images.sum())
+    prior, spread = x.new_tensor(means_before), x.new_tensor(widths_before)
     means, widths, shares = prior, spread, x.new_tensor([0.5, 0.5])
-    known_before = PRIOR_IMAGES + PRIOR_SHARE * len(x)
+    known_before = PRIOR_IMAGES + PRIOR_SHARE * total
     for _ in range(ROUNDS):
-        belongs = (shares.log() + log_densities(x, means, widths)).softmax(dim=1)
+        belongs = images[:, None] * (shares.log() + log_densities(x, means, widths)).softmax(dim=1)
         count = belongs.sum(dim=0)
-        shares = (count + 1) / (len(x) + 2)
+        shares = (count + 1) / (total + 2)
         means = (belongs.T @ x + known_before * prior) / (count + known_before)
         around = (belongs * (x[:, None] - means).square()).sum(dim=0)
         widths = ((around + known_before * spread.square()) / (count + known_before)).sqrt()

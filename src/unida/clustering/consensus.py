@@ -1,8 +1,8 @@
 """Domain consensus clustering (Li et al., DCC, CVPR 2021): how many clusters has the target, and which are classes?
 
 The target is clustered with k-means for growing K. A target cluster and a source class match if each is the other's
-nearest. The consensus score measures how far their images agree with that match. It chooses K. `strangeness` asks
-whether they are near, too. Nothing here sees a target label.
+nearest. The consensus score measures how far their images agree with that match. It chooses K.
+`unida.clustering.strangeness` asks whether they are near, too. Nothing here sees a target label.
 """
 
 from collections.abc import Sequence
@@ -99,29 +99,6 @@ def share_of_each(agrees: Tensor, groups: Tensor, sizes: Tensor) -> Tensor:
     """(G,) fraction of each group's members that agree; 0 for an empty group."""
     hits = torch.bincount(groups[agrees], minlength=len(sizes))
     return hits / sizes.clamp(min=1)
-
-
-def strangeness(clusters: Tensor, classes: Tensor, temperature: float, measure_reach: bool = False) -> Tensor:
-    """How far each cluster is from being its nearest class: σ((h − cos) / temperature), ½ at the cosine h.
-
-    h lies halfway between the class itself and the nearest other class of the source, which is certainly something
-    else. A right angle is as different as can be: classes at obtuse angles count as if at right ones.
-
-    Args:
-        clusters: (K, d) centres, of unit length.
-        classes: (C, d) centres, of unit length; zeros for a class without images.
-        measure_reach: the class itself has the cosine 1, but between two domains no cluster may come near it. With
-            this, the cosine of the nearest pair of a cluster and a class takes its place.
-
-    Returns:
-        (K,) in 0…1.
-    """
-    alike = classes @ classes.T
-    alike.fill_diagonal_(0)
-    cosine, nearest = (clusters @ classes.T).max(dim=1)
-    itself = cosine.max() if measure_reach else torch.ones_like(cosine[0])
-    halfway = (itself + alike.amax(dim=1).clamp(min=0)) / 2
-    return torch.sigmoid((halfway[nearest] - cosine) / temperature)
 
 
 @torch.no_grad()

@@ -12,8 +12,8 @@
           + λ · CDD(f_s, f_t) + CE(f_s)                   some matched classes, some images of each in both domains
           + ramp(t) · CE(cos(f_t, M) / 0.1, cluster)      some clusters, some images of each; they move M first
     a target image is unknown if its unknown score is above ½, else argmax classifier:
-        cluster k, whose nearest class is c: u_k = σ((h_c − cos(k, c)) / 0.1)      h_c: halfway from c to the next class
-            (in the published regime: halfway from where the nearest cluster of all is)
+        cluster k, whose nearest class is c: u_k = σ((h_c − cos(k, c)) / 0.1)
+            h_c: between clusters that come near to a class and those that do not (unida.clustering.strangeness)
         unknown score of x: the mean over the five K of Σ_k softmax(cos(x, ·) / 0.1)_k u_k
 
 `--clustering published` searches for one K, and matches clusters that are nearest, near or not. An image is then
@@ -55,9 +55,9 @@ from unida.clustering.consensus import (
     consensus,
     search_number_of_clusters,
     source_centres,
-    strangeness,
 )
 from unida.clustering.kmeans import Clusters, kmeans_from
+from unida.clustering.strangeness import strangeness
 from unida.errors import UserError
 from unida.losses.cdd import contrastive_domain_discrepancy
 from unida.losses.prototype_memory import memory_loss, ramp, update_memory
@@ -77,7 +77,6 @@ from unida.methods.base import (
 )
 from unida.methods.dcc_options import CARD, DCCOptions
 from unida.models.backbone import Backbone
-from unida.models.options import PUBLISHED
 from unida.support.random import generator
 
 log = logging.getLogger("unida")
@@ -151,14 +150,6 @@ class DCC(Method):
         self.register_buffer("prototypes", torch.zeros(T, self.max_clusters, options.bottleneck))
         self.register_buffer("strangeness", torch.full((T, self.max_clusters), NO_STRANGENESS))
         self._found: Found | None = None  # kept only to save time: it follows from the buffers
-
-    @property
-    def measures_reach(self) -> bool:
-        """Where features train as published, no cluster comes near a class: half of the known images were refused.
-
-        On features that are kept it makes little difference (docs/studies/dcc.md).
-        """
-        return self.problem.regime == PUBLISHED
 
     @property
     def is_steady(self) -> bool:
@@ -314,7 +305,8 @@ class DCC(Method):
         for i, clusters in enumerate(cluster_by_each(target, self.counts, self.problem.seed)):
             agreement = consensus(source, labels, centres, target, clusters.assignment, clusters.centres)
             directions = F.normalize(clusters.centres, dim=1)
-            strange = strangeness(directions, centres, self.options.temperature, self.measures_reach)
+            sizes = torch.bincount(clusters.assignment)
+            strange = strangeness(directions, sizes, centres, self.options.temperature)
             self.prototypes[i, : len(strange)], self.strangeness[i, : len(strange)] = directions, strange
             self.agreement[i] += agreement.score
             found.append((clusters, agreement.pairs[strange[agreement.pairs[:, 1]] < self.unknown_threshold]))
