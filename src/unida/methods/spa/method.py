@@ -8,7 +8,7 @@ On top of any other method, whose own losses, heads and unknown rule stay as the
     every step:
         goal      the method's losses on its images, through a feature that holds ψ          → h, f_g (not V)
         pretext   CE(f_n(ψ(mosaic)), number of images in it), both domains (or another task)  → h, V, f_n
-        entropy   word entropy of un-shuffled images, of both domains or the target           → h, V
+        entropy   mean of −φ log φ over un-shuffled images, of both domains or the target     → h, V
     f_n is dropped in the end.
 
 Two presets. ``paper``: as in the paper. Open choices follow its cost table (the words are on the last map, the
@@ -251,7 +251,7 @@ class SPA(Method):
             _, features, log_words = next((it for it in seen if it.images is images), (None, None, None))
             features = self.words.map(images) if features is None else features
             log_words = self.words.log_words(features) if log_words is None else log_words
-            means.append(self._anchored_entropy(log_words, images) if self._pretrained else word_entropy(log_words))
+            means.append(self._anchored_entropy(log_words, images) if self._pretrained else _plain_entropy(log_words))
             maps.append(features.detach())
             logs.append(log_words.detach())
         self._watch(torch.cat(maps), torch.cat(logs))
@@ -329,6 +329,14 @@ class SPA(Method):
 
     def score(self, features: Tensor) -> Scores:
         return self.method.score(features)
+
+
+def _plain_entropy(log_words: Tensor) -> Tensor:
+    """(B, U, K) → L_em, the mean over images, locations and words: Eq. 6 has no sum over words.
+
+    The fact sheet sums over them. The loss then is K times as large, and broke down (docs/studies/spa.md).
+    """
+    return word_entropy(log_words) / log_words.shape[-1]
 
 
 def _make_task(options: SPAOptions, words: WordBackbone) -> Task:
