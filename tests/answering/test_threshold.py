@@ -9,7 +9,8 @@ import torch
 from numpy.typing import NDArray
 
 from unida.answering import threshold as module
-from unida.answering.threshold import Found, believed_shares, equal_densities, find_threshold, fit
+from unida.answering.threshold import MEANS, WIDTHS, Found, believed_shares, find_threshold
+from unida.support.two_groups import equal_densities, fit
 
 Array = NDArray[np.float64]
 
@@ -67,7 +68,7 @@ def logit(score: float) -> float:
 @pytest.mark.parametrize(("share", "count"), [(0.0, 40), (0.3, 7), (0.5, 150), (1.0, 40)])
 def test_the_fit_is_em_with_a_prior(share: float, count: int) -> None:
     x = drawn(share, count)
-    means, widths, found_share = fit(torch.from_numpy(x))
+    means, widths, found_share = fit(torch.from_numpy(x), MEANS, WIDTHS)
     slow_means, slow_widths, slow_share = slow_fit(x.tolist())
     np.testing.assert_allclose(means, slow_means, atol=1e-9)
     np.testing.assert_allclose(widths, slow_widths, atol=1e-9)

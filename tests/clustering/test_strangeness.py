@@ -85,17 +85,15 @@ def test_the_edge_follows_how_near_clusters_come() -> None:
 
 
 def test_a_near_cluster_asks_more_of_the_others_of_its_class() -> None:
-    second = torch.tensor([[0.0, 0.5, 0.75**0.5]])  # to the second class: as near as the doubtful one to the first
-    sizes = torch.tensor([40, 40, 40, 40])
-    found = strangeness(torch.cat([at(0.95, 0.45, 0.0), second]), sizes, CLASSES, 0.1)
-    assert found[1] > found[3]
-    assert found[1] > 0.5
+    second = torch.tensor([[0.0, 0.5, 0.75**0.5]])  # as near to the second class as another is to the first
+    found = strangeness(torch.cat([at(0.95, 0.5, 0.0), second]), torch.tensor([40, 40, 40, 40]), CLASSES, 0.1)
+    assert found[1] > found[3] + 0.1
 
 
 def test_few_images_hardly_move_the_edge() -> None:
     few = strangeness(at(0.8, 0.45, 0.3), torch.tensor([1, 1, 1]), CLASSES, 0.1)
     many = strangeness(at(0.8, 0.45, 0.3), torch.tensor([500, 500, 5000]), CLASSES, 0.1)
-    assert few[1] < 0.5 < many[1]  # halfway is 0.4; with many far images at 0.3, about 0.53
+    assert few[1] < 0.5 < many[1]  # the edge is at a cosine near 0.4, and with many far images at 0.3 above 0.45
 
 
 def test_a_class_without_images_is_no_neighbour() -> None:
@@ -108,3 +106,16 @@ def test_two_classes_in_one_place_divide_by_nothing() -> None:
     classes = torch.tensor([[1.0, 0, 0], [1, 0, 0], [0, 1, 0]])
     found = strangeness(at(1.0, 0.2), torch.tensor([5, 5]), classes, 0.1)
     assert found.isfinite().all() and found[0] < found[1]
+
+
+def test_where_all_clusters_are_as_far_as_can_be_nothing_is_near_and_nothing_breaks() -> None:
+    found = strangeness(at(0.0, 0.0), torch.tensor([5, 5]), CLASSES, 0.1)
+    assert found.isfinite().all() and (found >= 0.5).all()
+
+
+def test_classes_at_obtuse_angles_count_as_if_at_right_ones() -> None:
+    obtuse = torch.tensor([[1.0, 0, 0], [-0.6, 0.8, 0]])
+    sizes = torch.tensor([10, 10])
+    torch.testing.assert_close(
+        strangeness(at(0.7, 0.3), sizes, obtuse, 0.1), strangeness(at(0.7, 0.3), sizes, CLASSES, 0.1)
+    )

@@ -207,7 +207,7 @@ def test_the_papers_losses_are_the_slow_formulas(grid: int) -> None:
 
 
 def test_at_the_start_no_word_stands_out() -> None:
-    """With the paper's thousand words, L_em is near ln 1024 and the pretext loss near twice ln 4."""
+    """With the paper's thousand words, their entropy is near ln 1024."""
     method = build(vocabulary=1024).eval()
     images = torch.randn(2, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
     shares = histogram(method.words.log_words(method.words.map(images)))

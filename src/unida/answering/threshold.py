@@ -17,18 +17,17 @@ images, and what else was tried.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from unida.support.two_groups import equal_densities, fit, log_densities
+
 EDGE = 1e-4  # scores this near 0 or 1 count as such
 MEANS, WIDTHS = (-1.1, 0.9), (1.0, 0.6)  # of the prior
-PRIOR_IMAGES, PRIOR_SHARE = 30.0, 0.05  # how many images it counts for
 WIDEST = 2.0  # a wider spread of x is scaled down to this: some methods' scores are nearly all 0 or 1
-ROUNDS = 100
 SOME = 2**16  # scores at a time
 APART = 2.5  # distance of two clear groups, in widths
 LIKELY = 1.92  # log-likelihood that a share may lose and still be believed: half of χ²(1) at 95 %
@@ -73,7 +72,7 @@ def find_threshold(unknown: Tensor, published: float = 0.5, alike: float = 1.0) 
     x = unknown.double().clamp(EDGE, 1 - EDGE).logit() - limit
     scale = max(1.0, float((x - x.mean()).square().mean().sqrt()) / WIDEST)
     x = x / scale
-    means, widths, share = fit(x)
+    means, widths, share = fit(x, MEANS, WIDTHS)
     threshold = float(torch.sigmoid(torch.tensor(scale * equal_densities(means, widths) + limit)))
     lowest, highest = believed_shares(x, means, widths, alike)
     if lowest == 0:  # perhaps nothing is unknown: do no harm
@@ -86,47 +85,6 @@ def threshold_of_share(unknown: Tensor, share: float) -> float:
     """The threshold that this share of the scores lies above; equal scores count as below."""
     falling, count = unknown.sort(descending=True).values, round(share * len(unknown))
     return float(falling[count]) if count < len(falling) else -1.0
-
-
-def fit(
-    x: Tensor,
-    means_before: Sequence[float] = MEANS,
-    widths_before: Sequence[float] = WIDTHS,
-    images: Tensor | None = None,
-) -> tuple[Tensor, Tensor, float]:
-    """(N,) → means (2,), widths (2,) and the share of the second, by EM.
-
-    Args:
-        means_before: of known and unknown images before one is seen, as if n of each kind had said so (above).
-        widths_before: the same.
-        images: (N,) how many images each x stands for; one by default.
-    """
-    images = torch.ones_like(x) if images is None else images.to(x)
-    total = float(images.sum())
-    prior, spread = x.new_tensor(means_before), x.new_tensor(widths_before)
-    means, widths, shares = prior, spread, x.new_tensor([0.5, 0.5])
-    known_before = PRIOR_IMAGES + PRIOR_SHARE * total
-    for _ in range(ROUNDS):
-        belongs = images[:, None] * (shares.log() + log_densities(x, means, widths)).softmax(dim=1)
-        count = belongs.sum(dim=0)
-        shares = (count + 1) / (total + 2)
-        means = (belongs.T @ x + known_before * prior) / (count + known_before)
-        around = (belongs * (x[:, None] - means).square()).sum(dim=0)
-        widths = ((around + known_before * spread.square()) / (count + known_before)).sqrt()
-    return means, widths, float(shares[1])
-
-
-def log_densities(x: Tensor, means: Tensor, widths: Tensor) -> Tensor:
-    """(N,), (2,), (2,) → (N, 2), up to a constant."""
-    return -widths.log() - ((x[:, None] - means) / widths).square() / 2
-
-
-def equal_densities(means: Tensor, widths: Tensor) -> float:
-    """The place between the means where both densities are equal. If one covers the other, the nearest mean."""
-    places = torch.linspace(float(means[0]), float(means[1]), 2001, dtype=means.dtype)
-    density = log_densities(places, means, widths)
-    is_unknown = density[:, 1] > density[:, 0]
-    return float(places[int(is_unknown.to(torch.uint8).argmax())] if is_unknown.any() else means.max())
 
 
 def believed_shares(x: Tensor, means: Tensor, widths: Tensor, alike: float) -> tuple[float, float]:

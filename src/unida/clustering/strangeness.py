@@ -9,9 +9,9 @@
 - Between two domains, no cluster comes near the class itself, and how near they come differs from one backbone to the
   next. So the edge is found on the target, as `unida.answering.threshold` finds a threshold.
 - A class that has a cluster nearer than is usual asks more of the others.
-- Before any image is seen, μ = min t_ck, ν = 1 and σ = τ = (1 − μ)/4: the edge is halfway, with twice the width on
-  either side. That counts as `threshold.py` counts what it knows before: as if 30 + N/20 images of each kind had said
-  so. With few images, or where one kind is missing, the edge stays near that.
+- EM starts from, and is held to, μ = min t_ck, ν = 1 and σ = τ = (1 − μ)/4: halfway, two widths from either mean. With
+  few images, or where one kind is missing, the edge stays near that.
+- So some cluster always counts as near, however far it is.
 
 docs/studies/dcc.md has what else was tried.
 """
@@ -19,7 +19,7 @@ docs/studies/dcc.md has what else was tried.
 import torch
 from torch import Tensor
 
-from unida.answering.threshold import equal_densities, fit
+from unida.support.two_groups import equal_densities, fit
 
 TINY = 1e-6  # instead of 0, where two classes have the same centre, or all clusters are far
 
@@ -39,8 +39,8 @@ def strangeness(clusters: Tensor, sizes: Tensor, classes: Tensor, temperature: f
         (K,) in 0…1.
     """
     alike = classes @ classes.T
-    alike.fill_diagonal_(0)
-    to_next = (1 - alike.amax(dim=1).clamp(min=0)).clamp(min=TINY)  # (C,) 1 − a_c
+    alike.fill_diagonal_(0)  # so that the highest of a row is never below a right angle's
+    to_next = (1 - alike.amax(dim=1)).clamp(min=TINY)  # (C,) 1 − a_c
     cosines = clusters @ classes.T  # (K, C)
     distances = ((1 - cosines) / to_next).clamp(0, 1)  # (K, C) t_ck
     cosine, nearest = cosines.max(dim=1)
@@ -50,8 +50,8 @@ def strangeness(clusters: Tensor, sizes: Tensor, classes: Tensor, temperature: f
 
 
 def usual_and_edge(distances: Tensor, sizes: Tensor) -> tuple[float, float]:
-    """(K,) in 0…1 and images of each → how far known images usually are, μ, and e."""
-    x = distances.double().cpu()
+    """(K,) in 0…1, and the images of each → how far known images usually are, μ, and the edge, e."""
+    x = distances.cpu().double()
     nearest = float(x.min())
     width = max(1 - nearest, TINY) / 4
     means, widths, _ = fit(x, (nearest, 1.0), (width, width), sizes.cpu())

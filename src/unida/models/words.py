@@ -102,7 +102,7 @@ def histogram(log_words: Tensor) -> Tensor:
 
 
 def word_entropy(log_words: Tensor) -> Tensor:
-    """L_em of SPA: the mean over images and locations of −Σ_k φ_k log φ_k, in nats; ln K if all shares are equal.
+    """The mean over images and locations of −Σ_k φ_k log φ_k, in nats; ln K if all shares are equal.
 
     Args:
         log_words: (B, U, K) log φ.

@@ -334,7 +334,7 @@ class SPA(Method):
 def _plain_entropy(log_words: Tensor) -> Tensor:
     """(B, U, K) → L_em, the mean over images, locations and words: Eq. 6 has no sum over words.
 
-    The fact sheet sums over them. The loss then is K times as large, and broke down (docs/studies/spa.md).
+    A sum is K times as large, and training with it broke down (docs/studies/spa.md).
     """
     return word_entropy(log_words) / log_words.shape[-1]
 
