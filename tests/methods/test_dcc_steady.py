@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from unida.clustering.consensus import Consensus, cluster_by_each
 from unida.methods import dcc
 from unida.methods.base import Problem
-from unida.methods.dcc import DCC, NO_STRANGENESS, numbers_of_clusters
+from unida.methods.dcc import DCC, DOUBTFUL, NO_STRANGENESS, numbers_of_clusters
 from unida.methods.dcc_options import DCCOptions
 
 COUNTS = [6, 8, 9, 11, 13]  # above 4 classes, up to 2 √40 images
@@ -62,16 +62,29 @@ def test_a_round_keeps_every_clustering(toy_backbone: nn.Module) -> None:
             assert [bool(strange < 0.5) for strange in method.strangeness[i, :K]] == is_class
 
 
-def test_what_is_nearest_but_not_near_is_not_matched(toy_backbone: nn.Module) -> None:
-    """The fifth bunch lies between class 3 and nothing: each is the other's nearest, at an angle of 70 degrees."""
-    seen = scene([0, 1, 2, 3], [0, 1, 2])
-    odd = math.cos(math.radians(70)) * torch.eye(NECK)[3] + math.sin(math.radians(70)) * torch.eye(NECK)[4]
+def beside_class_3(degrees: float) -> Seen:
+    """The fifth bunch lies between class 3 and nothing: each is the other's nearest, at this angle."""
+    seen, angle = scene([0, 1, 2, 3], [0, 1, 2]), math.radians(degrees)
+    odd = math.cos(angle) * torch.eye(NECK)[3] + math.sin(angle) * torch.eye(NECK)[4]
     seen.domains["target"] = torch.cat([seen.domains["target"], around(odd[None], 8, seed=3)])
+    return seen
+
+
+def test_what_is_nearest_but_not_near_is_not_matched(toy_backbone: nn.Module) -> None:
+    seen = beside_class_3(70)
     published = made_up(toy_backbone, seen)
     published.cluster(0, seen)
     assert published.found().classes == [0, 1, 2, 3]
     method = steady(toy_backbone, seen, clusters_per_class=1)
     assert method.found().classes == [0, 1, 2]
+
+
+def test_a_doubtful_cluster_is_matched_in_training_though_its_images_are_unknown(toy_backbone: nn.Module) -> None:
+    method = steady(toy_backbone, beside_class_3(60), clusters_per_class=1)
+    assert method.found().classes == [0, 1, 2, 3]
+    of_class_3 = method.prototypes[..., 4] > 0.7
+    assert of_class_3.any()
+    assert 0.5 < method.strangeness[of_class_3].min() and method.strangeness[of_class_3].max() < DOUBTFUL
 
 
 def test_training_takes_the_number_that_agreed_best_over_all_rounds(

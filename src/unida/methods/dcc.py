@@ -6,7 +6,7 @@
     before the first step, and fifteen times in a run, the last time after its last step:
         cluster the target for five numbers K, above C up to max(3C, 2√N_t), and keep the K that agreed best with
         the source's classes so far
-        a class and a cluster that are each other's nearest, and near, are matched; M ← the clusters' centres
+        a class and a cluster that are each other's nearest, and may be near, are matched; M ← the clusters' centres
     every step:
         L = CE(source batch)                              shuffled, not balanced
           + λ · CDD(f_s, f_t) + CE(f_s)                   some matched classes, some images of each in both domains
@@ -86,6 +86,7 @@ CLUSTERINGS = 5  # numbers of clusters that answer, above the number of classes,
 CLUSTERS_PER_ROOT = 2  # … or to this times √N_t, if it is more: a source of few classes says nothing of the target's
 LOWEST = -1e9  # a cosine of nothing
 NO_STRANGENESS = -1.0  # where there is no cluster
+DOUBTFUL = 1 / (1 + math.exp(-1))  # strangeness one temperature beyond the edge: training still takes such a pair
 FEWEST_STEPS = 10  # between two clusterings: with fewer, the features have hardly moved
 LARGEST_MEMORY = 2**27  # numbers in the memory of prototypes: 512 MiB
 MATCHED, CLUSTERED = "matched classes", "clusters"  # names of the images that it wants
@@ -297,7 +298,8 @@ class DCC(Method):
         """Cluster unit features by every number of clusters. All will answer; training goes on with one of them.
 
         That is the number whose consensus score, summed over all rounds so far, is the highest: a single round's best
-        is chance. Its pairs (P, 2) of class and cluster are those that are near.
+        is chance. Its pairs (P, 2) of class and cluster are those that may be near: what training never draws together
+        stays far, so a doubtful pair that is left out would prove itself right (docs/studies/dcc.md).
         """
         self.prototypes.zero_()
         self.strangeness.fill_(NO_STRANGENESS)
@@ -309,7 +311,7 @@ class DCC(Method):
             strange = strangeness(directions, sizes, centres, self.options.temperature)
             self.prototypes[i, : len(strange)], self.strangeness[i, : len(strange)] = directions, strange
             self.agreement[i] += agreement.score
-            found.append((clusters, agreement.pairs[strange[agreement.pairs[:, 1]] < self.unknown_threshold]))
+            found.append((clusters, agreement.pairs[strange[agreement.pairs[:, 1]] < DOUBTFUL]))
         return found[int(self.agreement.argmax())]
 
     def _clusters_of_search(
