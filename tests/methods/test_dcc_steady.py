@@ -84,7 +84,7 @@ def test_a_doubtful_cluster_is_matched_in_training_though_its_images_are_unknown
     assert method.found().classes == [0, 1, 2, 3]
     of_class_3 = method.prototypes[..., 4] > 0.7
     assert of_class_3.any()
-    assert 0.5 < method.strangeness[of_class_3].min() and method.strangeness[of_class_3].max() < DOUBTFUL
+    assert method.strangeness[of_class_3].min() > 0.5 and method.strangeness[of_class_3].max() < DOUBTFUL
 
 
 def test_training_takes_the_number_that_agreed_best_over_all_rounds(
