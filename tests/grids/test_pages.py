@@ -17,7 +17,7 @@ from unida.grids.spec import Grid, grid_from
 from unida.methods.compare import MEASURED
 
 REPOSITORY = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/backbones.md", "docs/methods.md", "docs/results.md")
+PAGES = ("README.md", "docs/backbones.md", "docs/methods.md", "docs/results.md", "docs/studies/spa.md")
 
 
 class Answer(NamedTuple):
@@ -81,7 +81,7 @@ def test_all_pages_with_tables_are_known() -> None:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_is_as_it_would_be_drawn(name: str, tmp_path: Path, cli: Cli) -> None:
-    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "studies").mkdir(parents=True)
     for path in (*REPOSITORY.glob("docs/*.csv"), REPOSITORY / name):
         shutil.copy(path, tmp_path / path.relative_to(REPOSITORY))
     answer = cli("table", "--into", tmp_path / name)
