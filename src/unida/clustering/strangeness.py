@@ -11,7 +11,7 @@
 - A class that has a cluster nearer than is usual asks more of the others.
 - EM starts from, and is held to, μ = min t_ck, ν = 1 and σ = τ = (1 − μ)/4: halfway, two widths from either mean. With
   few images, or where one kind is missing, the edge stays near that.
-- So some cluster always counts as near, however far it is.
+- So the nearest cluster counts as near, however far it is, unless no cluster is nearer than the next class.
 
 docs/studies/dcc.md has what else was tried.
 """
